@@ -10,7 +10,7 @@ use roundelay::clock::Time;
 use roundelay::engine::Dispatch;
 use roundelay::engine::enroll::{Enroller, Entity, RunOnce};
 use roundelay::job::{Envelope, RunNow};
-use roundelay::ledger::{Ledger, NewChain};
+use roundelay::ledger::{NewChain, Reports};
 use serde_json::json;
 
 use crate::harness::{Ground, Run, Watched, on_all, until};

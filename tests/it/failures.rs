@@ -6,7 +6,7 @@ use std::time::Duration;
 use roundelay::engine::Connections;
 use roundelay::failure::{FailedItem, Failure};
 use roundelay::job::{Envelope, Job};
-use roundelay::ledger::{FailureFilter, Failures, Ledger, NewChain};
+use roundelay::ledger::{FailureFilter, Failures, Jobs, LedgerClock, NewChain};
 use roundelay::outcome::{Outcome, Yield};
 use roundelay::reason::{Class, Mark, Reason};
 use serde_json::{Value, json};

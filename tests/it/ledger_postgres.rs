@@ -13,8 +13,9 @@ use roundelay::failure::FailedItem;
 use roundelay::guard::Guard;
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::{
-    ChainFilter, ChainOrder, ChainState, Claim, ClaimId, ClaimRequest, Enrolled, Finish, FinishRequest, Hint, History,
-    Kinds, Ledger, LedgerError, ListFilter, LookAgain, Measured, NewChain, Sessions, Slots,
+    CatchUp, ChainFilter, ChainOrder, ChainOrders, ChainState, Claim, ClaimId, ClaimRequest, Enrolled, Failures,
+    Finish, FinishRequest, Hint, History, Jobs, Kinds, Ledger, LedgerClock, LedgerError, ListFilter, LookAgain,
+    Measured, NewChain, Protocol, Reports, Sessions, Slots,
 };
 use roundelay::outcome::{Next, Verdict};
 use roundelay::pacing::SlotRequest;

@@ -11,7 +11,7 @@ use axum::http::header::{AGE, CACHE_CONTROL, DATE, EXPIRES};
 use axum::response::{AppendHeaders, IntoResponse, Response};
 use axum::routing::any;
 use roundelay::clock::Time;
-use roundelay::ledger::{AttemptRecord, ChainView, Ledger};
+use roundelay::ledger::{AttemptRecord, ChainView, Reports};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 

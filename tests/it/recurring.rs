@@ -9,7 +9,10 @@ use roundelay::Outcome;
 use roundelay::clock::Time;
 use roundelay::engine::enroll::{Enroller, Entity, RunOnce};
 use roundelay::job::{Enrolment, Envelope, Retirement, RunNow};
-use roundelay::ledger::{ChainFilter, ChainOrder, ChainState, Enrolled, Ledger, ListFilter, NewChain, Search};
+use roundelay::ledger::{
+    ChainFilter, ChainOrder, ChainOrders, ChainState, Enrolled, Failures, Jobs, ListFilter, NewChain, Protocol,
+    Reports, Search,
+};
 use roundelay::outcome::{NewJob, Yield};
 use serde_json::{Value, json};
 

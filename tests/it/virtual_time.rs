@@ -16,7 +16,7 @@ use roundelay::engine::Connections;
 use roundelay::engine::life::{Point, Probe};
 use roundelay::job::{Envelope, Job};
 use roundelay::ledger::sqlite::SqliteLedger;
-use roundelay::ledger::{AttemptRecord, Enrolled, Ledger, LedgerUrl, NewChain};
+use roundelay::ledger::{AttemptRecord, Enrolled, Jobs, LedgerClock, LedgerUrl, NewChain, Protocol, Reports};
 use roundelay::topology::Names;
 use roundelay::{Config, Context, Engine, Outcome};
 use serde_json::Value;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use roundelay::clock::Time;
 use roundelay::engine::enroll::{Enroller, Entity};
 use roundelay::job::Envelope;
-use roundelay::ledger::{Ledger, Move};
+use roundelay::ledger::{ChainOrders, LedgerClock, Move, Reports};
 use serde_json::Value;
 
 use crate::virtual_time::{MONDAY, World};

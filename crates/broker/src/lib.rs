@@ -1,11 +1,11 @@
-//! Carrying messages: the trait, and the words that both brokers share.
+//! Carrying messages: the trait, and the types that both brokers share.
 //!
 //! - [`rabbit`]: RabbitMQ over lapin, for production.
 //! - [`embedded`]: the same topology in this process, for development, single machines, tests and
 //!   simulation. It keeps nothing: the ledger re-creates every chain's message.
 //!
-//! A job comes in as a delivery on a platform queue, is acknowledged when its consequences are safe, and its successor goes
-//! out as a publish that the broker confirms.
+//! A job comes in as a delivery on a platform queue, is acknowledged when its consequences are safe, and its successor
+//! goes out as a publish that the broker confirms.
 //!
 //! Layer: on `model` and `net`. May use: lapin. Knows neither ledger nor configuration: [`BrokerSettings`] says how to
 //! connect.
@@ -47,7 +47,7 @@ pub enum Destination {
         /// Where the message goes afterwards.
         then: String,
     },
-    /// The place for what cannot be used, with the reason.
+    /// The quarantine, for a message that cannot be used.
     Quarantine {
         /// The queue it was found on.
         from: String,
@@ -90,9 +90,9 @@ pub struct Delivery {
     pub id: Option<Box<str>>,
     /// The span that has sent it, if it says so.
     pub trace: Option<Box<Carried>>,
-    /// Why what came with the body could not be read, where it could not.
+    /// Why the message's properties could not be read, if they could not.
     pub unreadable: Option<Box<str>>,
-    /// None once it was let go.
+    /// `None` once the delivery was let go.
     settle: Mutex<Option<Box<dyn Settle>>>,
 }
 
@@ -130,7 +130,7 @@ impl Delivery {
     }
 
     /// Whether it can still be settled. When its connection has died it cannot, and the broker
-    /// delivers the message again: whoever has not begun to work on it should leave it.
+    /// delivers the message again: a worker that has not begun to work on it should leave it.
     pub fn is_alive(&self) -> bool {
         self.settle.lock().as_ref().is_none_or(|settle| settle.is_alive())
     }
@@ -144,20 +144,20 @@ impl Delivery {
         }
     }
 
-    /// Done with: the broker forgets it. On a connection that has died meanwhile this does
-    /// nothing, and the broker delivers the message again.
+    /// Acknowledges the message: the broker forgets it. On a connection that has died meanwhile this does nothing, and
+    /// the broker delivers the message again.
     pub async fn ack(self) {
         self.let_go().await;
     }
 
-    /// Not done with: the broker delivers it again.
+    /// Puts the message back: the broker delivers it again.
     pub async fn requeue(self) {
         if let Some(settle) = self.into_settle() {
             settle.requeue().await;
         }
     }
 
-    /// What settles it, apart from it; none once it was let go.
+    /// What settles the delivery; `None` once the delivery was let go.
     pub(crate) fn into_settle(self) -> Option<Box<dyn Settle>> {
         self.settle.into_inner()
     }
@@ -230,31 +230,31 @@ pub struct PeekedMessage {
     pub id: String,
     /// The queue that it came from; empty when it does not say.
     pub from: String,
-    /// Why it cannot be used; likewise.
+    /// Why it cannot be used; empty when it does not say.
     pub reason: String,
-    /// What it is.
+    /// The message's body.
     pub body: Bytes,
     settle: Box<dyn Settle>,
 }
 
 impl PeekedMessage {
-    /// Puts it back where it was.
+    /// Puts the message back where it was.
     pub async fn put_back(self) {
         self.settle.requeue().await;
     }
 
-    /// Done with: the broker forgets it.
+    /// Acknowledges the message: the broker forgets it.
     pub async fn forget(self) {
         self.settle.ack().await;
     }
 }
 
-/// Messages of a queue in a second.
+/// Rates of a queue, in messages a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
-    /// That come.
+    /// Messages published.
     pub published: f64,
-    /// That are given out.
+    /// Messages delivered.
     pub delivered: f64,
 }
 
@@ -350,8 +350,8 @@ pub trait Broker: Send + Sync {
     /// When the broker cannot be asked or has no such queue.
     async fn depth(&self, queue: &str) -> Result<Depth, BrokerError>;
 
-    /// Fetches the first messages of a queue that nobody consumes, such as the quarantine, at most `most`, for a
-    /// person. Each is to be settled; what is only dropped comes back, too. Whoever keeps no messages has none.
+    /// Fetches the first messages of a queue without consumers, such as the quarantine, at most `most`, for a person.
+    /// Each is to be settled; a message that is only dropped goes back, too. A broker that keeps no messages has none.
     ///
     /// # Errors
     /// When the broker cannot be asked or has no such queue.
@@ -359,11 +359,11 @@ pub trait Broker: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// How many messages come and go in a second, by queue, as far as the broker counts them and tells. Whoever
-    /// keeps no such figures answers with none.
+    /// How many messages come and go in a second, by queue, as far as the broker reports it. A broker that keeps no
+    /// such figures answers with none.
     ///
     /// # Errors
-    /// Why they are not to be had.
+    /// Why the rates cannot be had.
     async fn rates(&self) -> Result<BTreeMap<String, Rates>, String> {
         Ok(BTreeMap::new())
     }

@@ -1,4 +1,4 @@
-//! What connects to a broker.
+//! The settings of a connection to a broker.
 
 use std::num::NonZeroU32;
 
@@ -14,11 +14,11 @@ pub struct BrokerSettings {
     pub prefix: String,
     /// Base URL of RabbitMQ's management API, with credentials.
     pub management: Option<Secret>,
-    /// Whether workers, and whoever enrolls, declare what is missing; else they only look whether it is there.
+    /// Whether workers, and programs that enroll, declare what is missing. Else they only check that it is there.
     pub declare: bool,
     /// Messages in a second that enrolling, or a worker's catch-up, publishes at most.
     pub bulk_rate: NonZeroU32,
-    /// How the broker and its management API are known, and we to them.
+    /// The certificates by which the broker and its management API are trusted, and ours for them.
     pub tls: BrokerTls,
 }
 

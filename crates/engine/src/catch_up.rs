@@ -713,19 +713,12 @@ mod tests {
         let (full, deep) = (Depth { ready: 5, consumers: 1 }, Depth { ready: 4_000, consumers: 1 });
         let deepest = Depth { ready: 1_000_000, consumers: 1 };
         let table = [
-            ("queue empty: lost", chain(true, 130, 0, Holder::Nobody), empty, at(0), false, send(203, 233)),
-            ("queue past it: lost", chain(true, 130, 0, Holder::Nobody), full, at(130), false, send(203, 233)),
-            (
-                "queue not there yet: waits its turn",
-                chain(true, 130, 0, Holder::Nobody),
-                full,
-                at(129),
-                false,
-                wait(230),
-            ),
+            ("queue empty: lost", chain(true, 130, 0, Holder::None), empty, at(0), false, send(203, 233)),
+            ("queue past it: lost", chain(true, 130, 0, Holder::None), full, at(130), false, send(203, 233)),
+            ("queue not there yet: waits its turn", chain(true, 130, 0, Holder::None), full, at(129), false, wait(230)),
             (
                 "looked at before: the same yardstick",
-                chain(true, 190, 0, Holder::Nobody),
+                chain(true, 190, 0, Holder::None),
                 full,
                 at(130),
                 false,
@@ -733,7 +726,7 @@ mod tests {
             ),
             (
                 "far behind: looks when it may be there",
-                chain(true, 190, 0, Holder::Nobody),
+                chain(true, 190, 0, Holder::None),
                 deep,
                 at(30),
                 false,
@@ -741,16 +734,16 @@ mod tests {
             ),
             (
                 "farther than its depth allows for",
-                chain(true, 190, 0, Holder::Nobody),
+                chain(true, 190, 0, Holder::None),
                 deep,
                 at(-9_000),
                 false,
                 wait(320),
             ),
-            ("very far behind", chain(true, 190, 0, Holder::Nobody), deepest, at(-9_000), false, wait(800)),
+            ("very far behind", chain(true, 190, 0, Holder::None), deepest, at(-9_000), false, wait(800)),
             (
                 "far behind with next to nothing in it: looks soon",
-                chain(true, 190, 0, Holder::Nobody),
+                chain(true, 190, 0, Holder::None),
                 full,
                 at(30),
                 false,
@@ -758,13 +751,13 @@ mod tests {
             ),
             (
                 "never sent: sent whatever the queue holds",
-                chain(false, 130, 0, Holder::Nobody),
+                chain(false, 130, 0, Holder::None),
                 full,
                 at(0),
                 false,
                 send(203, 233),
             ),
-            ("in hand", chain(true, 130, 0, Holder::Nobody), empty, at(0), true, wait(230)),
+            ("in hand", chain(true, 130, 0, Holder::None), empty, at(0), true, wait(230)),
             ("being run", chain(true, 130, 0, Holder::Alive), empty, at(0), false, wait(230)),
             (
                 "its holder is gone: sent whatever the queue holds",
@@ -776,19 +769,19 @@ mod tests {
             ),
             (
                 "sent again before: more patience",
-                chain(true, 130, 2, Holder::Nobody),
+                chain(true, 130, 2, Holder::None),
                 empty,
                 at(0),
                 false,
                 send(203, 323),
             ),
-            ("patience has an end", chain(true, 130, 60, Holder::Nobody), empty, at(0), false, send(203, 3_803)),
+            ("patience has an end", chain(true, 130, 60, Holder::None), empty, at(0), false, send(203, 3_803)),
         ];
         for (label, chain, depth, frontier, held, expected) in table {
             let plan = plan(&chain, depth, Some(frontier), held, at(200), slack, Duration::from_secs(3));
             assert_eq!(plan, expected, "{label}");
         }
-        let unknown = plan(&chain(true, 130, 0, Holder::Nobody), full, None, false, at(200), slack, Duration::ZERO);
+        let unknown = plan(&chain(true, 130, 0, Holder::None), full, None, false, at(200), slack, Duration::ZERO);
         assert_eq!(unknown, wait(230), "nothing is known of the queue yet");
     }
 
@@ -810,7 +803,7 @@ mod tests {
 
     #[test]
     fn what_is_not_due_yet_is_sent_for_its_time() {
-        let mut chain = chain(false, 50, 0, Holder::Nobody);
+        let mut chain = chain(false, 50, 0, Holder::None);
         chain.hint.due = at(900);
         let plan = plan(&chain, Depth::default(), Some(at(0)), false, at(200), Duration::from_secs(30), Duration::ZERO);
         assert_eq!(plan, Plan::Send { due: at(900), look_at: at(930) });

@@ -257,7 +257,7 @@ mod tests {
                 ],
             ),
             (
-                "who was not heard of while nobody looked has ended its runs, and who was lives",
+                "after a gap between looks, a session whose beat has not risen is over, and one whose beat has risen lives",
                 &[((0.0, 0.1), (1, 1), false, &[]), ((40.0, 40.1), (1, 2), false, &[1])],
             ),
             (

@@ -80,7 +80,7 @@ impl Observing {
             (None, false) => return,
             (Some(reason), false) => (decision.verdict.as_str(), reason.class, reason.text.as_str()),
             (_, true) => {
-                ("fenced", Class::Fenced, "somebody else had claimed it meanwhile; nothing of this run counts")
+                ("fenced", Class::Fenced, "another session has claimed the chain meanwhile; nothing of this run counts")
             }
         };
         // Each of them is in the ledger, with its reason.

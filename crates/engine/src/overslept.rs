@@ -200,7 +200,7 @@ mod tests {
             state: ChainState::Active,
             fence: 1,
             nominal: at(103),
-            holder: Holder::Nobody,
+            holder: Holder::None,
             owner: None,
             schedule: None,
             last_start: at(100),

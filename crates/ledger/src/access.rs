@@ -1,8 +1,8 @@
-//! The verbs that the API needs for those who use it: who may, what was done, and what was asked before.
+//! The verbs of the API: tokens, the audit, and requests with an idempotency key.
 //!
-//! - *Tokens* say who somebody is and what they may do. Of the token itself only a hash is kept.
-//! - The *audit* has an entry for each change that somebody has asked for, written before it is made.
-//! - *Requests* that bear a key of their own are done once, however often they come.
+//! - *Tokens* say who a caller is and what the caller may do. Of a token only its hash is kept.
+//! - The *audit* has an entry for each change that a caller asks for. The entry is written before the change is made.
+//! - *Requests* with an idempotency key are carried out once, however often they come.
 
 use std::time::Duration;
 
@@ -16,127 +16,127 @@ use crate::error::LedgerError;
 pub const REQUESTS_KEPT: Duration = Duration::from_secs(24 * 3_600);
 /// For how long entries of the audit are kept.
 pub const AUDIT_KEPT: Duration = Duration::from_secs(366 * 86_400);
-/// When a token was last used is written no more often than this.
+/// The shortest time between two writes of a token's last use.
 pub const USE_NOTED_EVERY: Duration = Duration::from_secs(60);
-/// No more tokens than this can exist.
+/// The most tokens that can exist.
 pub const MAX_TOKENS: u32 = 1_000;
 
-/// A SHA-256.
+/// A SHA-256 hash.
 pub type Hash = [u8; 32];
 
-/// A token that is to exist.
+/// A token to create.
 #[derive(Clone, Debug)]
 pub struct NewToken {
-    /// What it is called; no two have the same name.
+    /// The token's name; unique.
     pub name: String,
-    /// Of what its holder shows.
+    /// The hash of the secret that the token's holder shows.
     pub hash: Hash,
     /// What its holder may do.
     pub scope: Scope,
-    /// From then on it is worth nothing.
+    /// When the token expires. From then on it is not valid.
     pub expires: Option<Time>,
 }
 
-/// A token, without what its holder shows.
+/// A token, without its secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// Unique, never reused.
+    /// The token's number: unique, never reused.
     pub id: i64,
-    /// What it is called.
+    /// The token's name.
     pub name: String,
     /// What its holder may do.
     pub scope: Scope,
-    /// Since when it exists.
+    /// When the token was created.
     pub created: Time,
-    /// From then on it is worth nothing.
+    /// When the token expires. From then on it is not valid.
     pub expires: Option<Time>,
-    /// When it was last used, to a minute.
+    /// When the token was last used, to the minute.
     pub last_used: Option<Time>,
 }
 
 impl Token {
-    /// Whether it is worth anything at `now`.
+    /// Whether the token has not expired at `now`.
     pub fn is_valid(&self, now: Time) -> bool {
         self.expires.is_none_or(|expires| now < expires)
     }
 }
 
-/// What came of a wish for a token.
+/// The answer to [`Access::create_token`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenCreated {
-    /// It exists.
+    /// The token was created.
     Created(Token),
-    /// Another has that name.
+    /// Another token has that name.
     NameTaken,
-    /// There are [`MAX_TOKENS`].
+    /// There are [`MAX_TOKENS`] tokens already.
     TooMany,
 }
 
-/// A change that somebody asks for.
+/// A change that a caller asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewAuditEntry {
-    /// Who.
+    /// Who asks.
     pub actor: String,
-    /// What they may do.
+    /// What the caller may do.
     pub scope: Scope,
     /// Method and path, with the names of the path's parameters in place of their values.
     pub action: String,
-    /// Those values.
+    /// The values of the path's parameters.
     pub target: String,
-    /// What was asked, as JSON.
+    /// The request's body or parameters, as JSON.
     pub detail: String,
-    /// With which HTTP status it was answered; absent while that is not known.
+    /// The HTTP status of the answer; absent while it is not known.
     pub status: Option<u16>,
 }
 
-/// A change that somebody has asked for.
+/// A change that a caller has asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditEntry {
-    /// Its number; later ones have higher numbers.
+    /// The entry's number; later entries have higher numbers.
     pub number: i64,
-    /// When it was asked for.
+    /// When the change was asked for.
     pub at: Time,
-    /// What it was. A `status` that is absent long afterwards says that the server ended meanwhile, and that it
-    /// is not known what came of it.
+    /// The change. A `status` that is absent long afterwards means that the server ended meanwhile, and that the
+    /// outcome is not known.
     pub entry: NewAuditEntry,
 }
 
-/// A request with a key of its own.
+/// A request with an idempotency key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyedRequest {
-    /// Whose key it is.
+    /// Who has sent the request.
     pub actor: String,
-    /// The key.
+    /// The idempotency key.
     pub key: String,
-    /// Of method, path and body: the same key is for the same request only.
+    /// The hash of method, path and body. A key that comes with another request is refused.
     pub fingerprint: Hash,
 }
 
-/// What was answered.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptAnswer {
     /// The HTTP status.
     pub status: u16,
-    /// Of the body.
+    /// The body's content type.
     pub content_type: String,
     /// The body; absent when it was not to be kept.
     pub body: Option<Vec<u8>>,
 }
 
-/// What a request with a key is to do.
+/// The answer to [`Access::begin_request`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Begun {
-    /// It runs, and is held under this number.
+    /// The request may run; its lease has this number.
     New(i64),
-    /// It runs already.
+    /// The request runs already.
     Running,
     /// The key was used for another request.
     Other,
-    /// It was answered before.
+    /// The request was answered before.
     Answered(KeptAnswer),
 }
 
-/// Knows who may use the API, what they have done and what they have asked.
+/// Keeps the API's tokens, audit and requests.
 #[async_trait]
 pub trait Access {
     /// Creates a token.
@@ -157,7 +157,7 @@ pub trait Access {
     /// When the ledger cannot be read.
     async fn tokens(&self) -> Result<Vec<Token>, LedgerError>;
 
-    /// Deletes a token; whether there was one of that name.
+    /// Deletes a token; answers whether there was one of that name.
     ///
     /// # Errors
     /// When it is not known to be written.
@@ -175,7 +175,7 @@ pub trait Access {
     /// When it is not known to be written.
     async fn begin_audit(&self, entry: NewAuditEntry) -> Result<i64, LedgerError>;
 
-    /// Writes what came of it, with another detail if one is given.
+    /// Writes the outcome of an audited change, with another detail if one is given.
     ///
     /// # Errors
     /// When it is not known to be written.
@@ -194,14 +194,14 @@ pub trait Access {
     /// When it is not known to be written.
     async fn begin_request(&self, request: KeyedRequest, lease: Duration) -> Result<Begun, LedgerError>;
 
-    /// Extends the lease of a request that runs; whether it is still held.
+    /// Extends the lease of a request that runs; answers whether the lease still held.
     ///
     /// # Errors
     /// When it is not known to be written.
     async fn renew_request(&self, held: i64, lease: Duration) -> Result<bool, LedgerError>;
 
     /// Keeps the answer to a request for [`REQUESTS_KEPT`] from its beginning; without one the request may be
-    /// made again. Does nothing when somebody else has taken it over.
+    /// made again. Does nothing when another server has taken the request over.
     ///
     /// # Errors
     /// When it is not known to be written.

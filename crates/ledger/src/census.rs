@@ -16,7 +16,7 @@ pub struct Census {
     pub paused: i64,
     /// Chains that have ended; single ticks beside a chain are not counted.
     pub retired: i64,
-    /// Of these, those that ended by a run's word: their entities are unavailable.
+    /// Of these, chains that a run has ended because their entities are unavailable.
     pub unavailable: i64,
     /// Chains whose messages were ahead of the ledger.
     pub quarantined: i64,
@@ -41,10 +41,11 @@ pub struct QueueCensus {
     pub running: i64,
     /// Due, and not being run.
     pub due: i64,
-    /// Of these, due for longer than the slack, and those that have overslept, but for those that wait for the other row of their chain: the rotation
-    /// for a manual run, or that for the rotation or for the cooldown.
+    /// Of these, due for longer than the slack, and those that have overslept, but for those that wait for the other
+    /// row of their chain: the rotation for a manual run, or that for the rotation or for the cooldown.
     pub overdue: i64,
-    /// Of these, those whose due times lie further ahead than their schedules can explain, as far as they were looked at.
+    /// Of these, those whose due times lie further ahead than their schedules can explain, as far as they were looked
+    /// at.
     pub overslept: i64,
     /// With a successor not known to have been sent.
     pub unsent: i64,
@@ -53,7 +54,7 @@ pub struct QueueCensus {
 }
 
 impl Census {
-    /// A chain that was counted among those that sleep is overdue `since` then: its due time means nothing.
+    /// Counts a chain as overdue `since` then that was counted as sleeping: its due time means nothing.
     pub fn overslept(&mut self, queue: &str, since: Time) {
         let Some(queue) = self.queues.iter_mut().find(|of| of.queue == queue) else { return };
         queue.sleeping = (queue.sleeping - 1).max(0);
@@ -63,7 +64,8 @@ impl Census {
 }
 
 impl QueueCensus {
-    /// Counts an active chain. `waits`: for the other row of its chain, so it is due, and nothing is wrong.
+    /// Counts an active chain. `waits` says that the chain waits for its other row: then it is due, and nothing is
+    /// wrong.
     pub fn count(&mut self, holder: Holder, due: Time, sent: bool, waits: bool, now: Time, slack: Duration) {
         if holder.runs() {
             self.running += 1;

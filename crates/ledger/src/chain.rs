@@ -31,9 +31,9 @@ impl ChainState {
 /// Who has claimed a chain, and not finished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Holder {
-    /// Nobody.
+    /// No session.
     #[default]
-    Nobody,
+    None,
     /// A session of a worker that goes on: it runs.
     Alive,
     /// A session that is over: the run never came to its end, and the next claim takes the chain over.
@@ -41,16 +41,16 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// As queries tell it.
+    /// The holder that a query gives as `number`.
     pub(super) fn from_number(number: i64) -> Self {
         match number {
-            0 => Self::Nobody,
+            0 => Self::None,
             1 => Self::Alive,
             _ => Self::Gone,
         }
     }
 
-    /// Whether it runs.
+    /// Whether the chain is being run.
     pub fn runs(self) -> bool {
         self == Self::Alive
     }
@@ -71,7 +71,7 @@ pub struct Hint {
     pub tick: i64,
     /// The try, from 1.
     pub attempt: u32,
-    /// When.
+    /// When the attempt is due.
     pub due: Time,
     /// The epoch of the chain whose batch this is a member of; zero when it is none.
     pub parent: i64,
@@ -129,7 +129,7 @@ pub struct Sent {
     pub due: Time,
 }
 
-/// The kinds that somebody takes care of.
+/// The kinds that a worker handles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kinds {
     /// All of them: their single ticks.

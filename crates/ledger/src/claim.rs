@@ -17,7 +17,7 @@ pub struct ClaimRequest {
     pub worker: Arc<str>,
     /// The session for which the claim is to hold: see [`crate::Sessions`].
     pub session: i64,
-    /// It was asked for before, and what became of that is not known: nobody else of this session can have claimed it.
+    /// The same claim was asked for before, and its answer is not known. A claim of this session can only be that one.
     pub again: bool,
     /// Claim it even from a holder whose session goes on, because that holder is taken for dead.
     pub takeover: bool,
@@ -25,7 +25,8 @@ pub struct ClaimRequest {
     pub guard: Guard,
     /// Whether the kind has a schedule. Without one, only single ticks can be claimed.
     pub recurs: bool,
-    /// For so many deaths of workers over this attempt: the worker keeps it from the company that it must not have then.
+    /// The number of workers' deaths over this attempt that the worker is prepared for: it isolates the run
+    /// accordingly.
     pub prepared: u32,
 }
 
@@ -50,9 +51,9 @@ pub enum Claim {
         /// When to ask again.
         until: Time,
     },
-    /// So many workers have died while they ran it: it is to be asked for again by who is prepared for that.
+    /// So many workers have died while they ran the attempt. The worker asks again when it is prepared for that number.
     Suspected(u32),
-    /// Too many have. The chain is quarantined now.
+    /// Too many workers have died while they ran the attempt. The chain is quarantined now.
     SetAside,
     /// It is due later than the message says; this is the message that counts.
     Early(Hint),
@@ -75,7 +76,7 @@ pub enum Claim {
     },
 }
 
-/// Leave to run one attempt.
+/// Permission to run one attempt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grant {
     /// Names this claim; the finish succeeds only while it is the chain's last.
@@ -92,9 +93,9 @@ pub struct Grant {
     pub payload: String,
     /// See [`NewChain::once`](crate::NewChain::once).
     pub once: bool,
-    /// The claim before this one never came to its end.
+    /// The claim before this one was never finished.
     pub lost: bool,
-    /// A guard says no: the handler must not run, and the claim is finished at once.
+    /// A guard refuses the run: the handler must not run, and the claim is finished at once.
     pub refused: Option<Refusal>,
     /// What the run before has handed on, as JSON text.
     pub carry: Option<String>,

@@ -1,8 +1,8 @@
-//! Asking a ledger again that has not answered.
+//! When to ask a ledger again that has not answered.
 //!
-//! Pauses between attempts grow, so that a ledger that is away for long is not asked by everybody all the time; but
-//! whoever is in such a pause when it comes back loses the rest of it, and with it slots that nobody gets back. So of those
-//! who wait in a worker one asks at short intervals, and the others hear from whoever is answered first.
+//! Pauses between attempts grow, so that a ledger that is away for long is not asked by every request all the time. But
+//! a request that is in such a pause when the ledger comes back loses the rest of the pause, and slots with it. So of
+//! all requests that wait in a worker one asks at short intervals, and the first answer wakes the others.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,10 +10,10 @@ use std::time::Duration;
 use tokio::sync::{Mutex, Notify};
 use tokio::time::sleep;
 
-/// How long the one who asks for all waits between two attempts.
+/// The pause between two attempts of the request that asks for all.
 const SCOUT: Duration = Duration::from_millis(100);
 
-/// Whether a worker's ledger answers, as those know who ask it.
+/// Whether a worker's ledger answers, as its requests have seen.
 #[derive(Debug, Default)]
 pub struct Comeback {
     away: AtomicBool,
@@ -33,7 +33,7 @@ impl Comeback {
     pub async fn wait(&self, pause: Duration) {
         let back = self.back.notified();
         tokio::pin!(back);
-        // Hears of it from here on.
+        // From here on no answer is missed.
         back.as_mut().enable();
         self.away.store(true, Ordering::Relaxed);
         let scout = self.scout.try_lock();

@@ -1,4 +1,4 @@
-//! What a claim comes to (pure), so that every ledger decides alike.
+//! The decision about a claim (pure), so that every ledger decides alike.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::claim::{Claim, ClaimRequest};
 
 /// A rotation and a manual run that wait for each other look again after this.
 const TURN: Duration = Duration::from_secs(1);
-/// Catch-up leaves them alone for so long after that.
+/// How long after that catch-up leaves them alone.
 const WATCH: Duration = Duration::from_secs(10);
 
 /// A chain as a claim finds it.
@@ -27,10 +27,10 @@ pub struct ChainRow {
     pub nominal: Time,
     /// Who has claimed it.
     pub holder: Holder,
-    /// For which session; zero when nobody has.
+    /// The session that has claimed the chain; zero when none has.
     pub session: i64,
-    /// How many workers have died while they ran this attempt, the holder among them. Only counted when that is gone, or
-    /// to be taken over.
+    /// How many workers have died while they ran this attempt, the holder among them. Only counted when the holder is
+    /// gone, or is to be taken over.
     pub deaths: u32,
     /// Whether the current message is known to have been sent.
     pub sent: bool,
@@ -44,7 +44,7 @@ pub struct ChainRow {
     pub started_tick: i64,
     /// When a run last started; zero when none has.
     pub last_start: Time,
-    /// When a run last ended; likewise.
+    /// When a run last ended; zero when none has.
     pub last_finish: Time,
     /// Members of the batch that the tick waits for.
     pub batch_open: i64,
@@ -66,24 +66,26 @@ impl ChainRow {
         self.hint.parent == 0 && (self.once || self.beside || self.hint.tick == 1)
     }
 
-    /// Of this row and its twin the rotation, by its epoch, if it has to be told that a manual run may not have ended.
-    /// Of two rows that began without seeing each other, one is claimed first, and that claim or the next sees both.
+    /// The epoch of the rotation, which is this row or its twin, if it must be marked: a manual run of it may not have
+    /// ended. Of two rows that began without seeing each other, one is claimed first, and that claim or the next sees
+    /// both.
     pub fn untold(&self, twin: &Self) -> Option<i64> {
         let (rotation, manual) = if self.once { (twin, self) } else { (self, twin) };
         (!rotation.beside && manual.state != ChainState::Retired).then_some(rotation.hint.epoch)
     }
 
-    /// Whether a run of it has not ended.
+    /// Whether a run of the chain has not ended.
     fn runs(&self) -> bool {
         self.holder.runs() || self.batch_open > 0
     }
 
-    /// Whether its tick has been started before.
+    /// Whether a run of the current tick has started before.
     fn has_started(&self) -> bool {
         self.started_tick == self.hint.tick
     }
 
-    /// When the message of a chain comes again that was answered with [`Claim::Waits`], and when catch-up looks after it.
+    /// When the message of a chain comes again that was answered with [`Claim::Waits`], and when catch-up looks after
+    /// it.
     pub fn put_off(answer: &Claim) -> Option<(Time, Time)> {
         match answer {
             Claim::Waits { until } => Some((*until, *until + WATCH)),
@@ -92,12 +94,12 @@ impl ChainRow {
     }
 }
 
-/// What a claim comes to, short of granting it.
+/// The decision about a claim.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ClaimDecision {
-    /// Grant it; with a refusal, only to be finished at once.
+    /// Grant the claim; with a refusal, only so that it is finished at once.
     Grant(Option<Refusal>),
-    /// Answer this.
+    /// Refuse the claim with this answer.
     Answer(Claim),
 }
 
@@ -122,7 +124,7 @@ pub fn decide_claim(
         return answer(Claim::Other { kind: row.hint.kind.clone(), key: row.hint.key.clone() });
     }
     let (place, current) = ((asked.tick, asked.attempt), (row.hint.tick, row.hint.attempt));
-    // Told of a paused chain too: it must not go on from where it has been before.
+    // A paused chain is answered so too: it must not go on from where it has been before.
     if place > current && row.state != ChainState::Retired {
         return answer(Claim::Future);
     }
@@ -135,9 +137,9 @@ pub fn decide_claim(
     if place < current {
         return answer(Claim::Stale((!row.sent).then(|| row.hint.clone())));
     }
-    // One whose answer was lost is made again.
+    // A claim whose answer was lost is made again.
     let again = request.again && row.session == request.session;
-    // Of a suspect it has to be certain that the holder has died.
+    // For a suspected attempt it has to be certain that the holder has died.
     let takeover = request.takeover && row.deaths <= SUSPECTED;
     if row.holder.runs() && !takeover && !again {
         return answer(Claim::Runs);
@@ -168,8 +170,8 @@ pub fn decide_claim(
     ClaimDecision::Grant(if asked_before { None } else { guard.refuses(past, now) })
 }
 
-/// What becomes of an attempt that workers have died over, if it does not simply run again. A single tick has no next one
-/// that could be held up, so it ends.
+/// What becomes of an attempt that workers have died over, if it does not simply run again. A single tick has no next
+/// one that could be held up, so it ends.
 fn after_deaths(row: &ChainRow, request: &ClaimRequest) -> Option<ClaimDecision> {
     match deaths::company(row.deaths) {
         None if row.once => Some(ClaimDecision::Grant(Some(Refusal::Deaths))),
@@ -179,7 +181,7 @@ fn after_deaths(row: &ChainRow, request: &ClaimRequest) -> Option<ClaimDecision>
     }
 }
 
-/// What the rotation and a manual run of one chain come to beside each other, if that is not their own matter.
+/// The decision about a rotation and a manual run of the same chain, where they affect each other.
 fn beside_twin(row: &ChainRow, twin: Option<&ChainRow>, request: &ClaimRequest, now: Time) -> Option<ClaimDecision> {
     let manual = if row.once { row.manual } else { twin?.manual };
     let meets = manual.if_running != IfRunning::Beside && twin.is_some_and(ChainRow::runs);
@@ -232,7 +234,7 @@ mod tests {
             hint,
             state: ChainState::Active,
             nominal: Time::from_millis(900),
-            holder: Holder::Nobody,
+            holder: Holder::None,
             session: 0,
             deaths: 0,
             sent: true,
@@ -386,7 +388,7 @@ mod tests {
             ("three", of(3, false), prepared(0), answer(Claim::SetAside)),
             ("prepared or not", of(3, false), prepared(3), answer(Claim::SetAside)),
             ("and more", of(4, false), prepared(2), answer(Claim::SetAside)),
-            ("a single tick is suspected likewise", of(2, true), prepared(1), suspected(2)),
+            ("a single tick is suspected too", of(2, true), prepared(1), suspected(2)),
             ("and ends", of(3, true), prepared(2), ClaimDecision::Grant(Some(Refusal::Deaths))),
             ("its holder lives", alive(3), prepared(0), answer(Claim::Runs)),
             ("it is taken over", alive(1), takeover(1), grant.clone()),

@@ -33,7 +33,7 @@ pub struct NewChain {
     pub once: bool,
     /// How the manual run was asked for.
     pub manual: Manual,
-    /// Who it belongs to.
+    /// Who the chain belongs to.
     pub owner: Option<String>,
     /// Its own schedule, in place of its kind's: see `OwnSchedule`.
     pub schedule: Option<String>,
@@ -41,13 +41,13 @@ pub struct NewChain {
     pub keep_schedule: bool,
     /// A chain that is there stays as it is, whatever this says.
     pub only_new: bool,
-    /// How many runs have led to it, each of which was asked for by the one before: zero for a chain that
-    /// nobody's run has asked for.
+    /// How many runs have led to it, each of which was asked for by the one before: zero for a chain that no run has
+    /// asked for.
     pub depth: u32,
 }
 
 impl NewChain {
-    /// Whether a chain on this queue with this priority, payload, owner and schedule is as it should be.
+    /// Whether a chain with this queue, priority, payload, owner and schedule is as this asks for.
     pub fn is_like(
         &self,
         (queue, priority): (&str, Option<u8>),

@@ -15,7 +15,7 @@ pub enum LedgerError {
     /// A statement failed.
     #[error("the ledger says: {0}")]
     Statement(String),
-    /// An order for a worker that is not there, and never will be: no other has its name.
+    /// An order for a worker that has ended, and never comes back: no other worker gets its name.
     #[error("there is no worker {0}; it may have ended")]
     NoWorker(String),
     /// The engine is stopping.

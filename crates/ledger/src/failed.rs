@@ -1,4 +1,4 @@
-//! The verbs for what has failed: feeding parts back, and an operator's word on them.
+//! The verbs for failures: keeping them, feeding failed parts back, and operators' orders for them.
 //!
 //! A part that failed within a run that worked waits in the ledger until reconcile *feeds* it back: the
 //! job for it is accepted into the outbox in the same transaction that names the job in the part's row.
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
-use roundelay_model::failure::{Failure, ItemEnd};
+use roundelay_model::failure::{FailedItem, Failure, ItemEnd};
 
 use crate::error::LedgerError;
-use crate::outbox::SpawnedJob;
+use crate::jobs::SpawnedJob;
 
 /// Failures that fit all that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -87,7 +87,7 @@ pub enum Plan {
 /// Whether a job may run for a part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// It may: nobody else does until the hold ends.
+    /// It may. No other run may until the hold ends.
     Taken(Box<Failure>),
     /// Another run has it until then.
     Held(Time),
@@ -134,7 +134,7 @@ pub trait Failures {
     /// When the ledger cannot be read.
     async fn due_items(&self, kind: String, limit: u32) -> Result<Vec<DueItem>, LedgerError>;
 
-    /// Does what was planned; answers, for each, whether nobody else was faster.
+    /// Carries out plans; answers, for each, whether it was carried out. A plan is not when another worker was faster.
     ///
     /// # Errors
     /// When some of it is not known to be written.
@@ -157,4 +157,22 @@ pub trait Failures {
     /// # Errors
     /// When it is not known to be written.
     async fn end_item(&self, id: String, end: ItemEnd, at: Time) -> Result<(), LedgerError>;
+
+    /// Keeps what went wrong with an entity, or with a part of it.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError>;
+
+    /// The kept failures, latest first.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError>;
+
+    /// The kept failures of one entity, latest first.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>, LedgerError>;
 }

@@ -10,7 +10,7 @@ use roundelay_model::progress::Progress;
 use crate::chain::{ChainState, Hint};
 use crate::decide_claim::ChainRow;
 use crate::enroll::NewChain;
-use crate::outbox::SpawnedJob;
+use crate::jobs::SpawnedJob;
 
 /// A member of a batch: a single tick of its own, which the tick that asked for it waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub struct Member {
     pub depth: u32,
 }
 
-/// What a run ended as, to be written if its fence still holds.
+/// The end of a run, to be written if its fence still holds.
 #[derive(Clone, Debug)]
 pub struct FinishRequest {
     /// The chain's incarnation.
@@ -44,7 +44,7 @@ pub struct FinishRequest {
     pub at: Time,
     /// What follows.
     pub next: Next,
-    /// What to call it.
+    /// How the run ended.
     pub verdict: Verdict,
     /// Why, unless it worked.
     pub reason: Option<String>,
@@ -99,12 +99,12 @@ impl FinishRequest {
         if self.next == Next::Gather { Time::from_millis(i64::MAX) } else { self.place().2 + self.slack }
     }
 
-    /// Whether the run has not worked for good, as a batch counts it.
+    /// Whether a batch counts the run as failed for good.
     pub fn counts_as_failed(&self) -> bool {
         matches!(self.verdict, Verdict::Failed | Verdict::Retired)
     }
 
-    /// What is kept when the run has not worked for good.
+    /// The failure to keep when the run has failed for good.
     pub fn failure(&self) -> Option<FailedItem> {
         let reason = self.reason.clone().unwrap_or_default();
         let (code, permanent) = (self.code.clone(), self.verdict == Verdict::Retired);
@@ -112,9 +112,8 @@ impl FinishRequest {
         self.counts_as_failed().then_some(whole)
     }
 
-    /// What to answer when nobody holds the chain and `row`, which this finish's claim was the last
-    /// to hold, stands where the finish puts it: it is written already, and whoever was not told
-    /// asks again. `None` when it is not written.
+    /// The answer when no session holds the chain, this finish's claim was the last to hold it, and `row` is where the
+    /// finish puts the chain: the finish is written already, and its answer was lost. `None` when it is not written.
     pub fn written_before(&self, row: &ChainRow) -> Option<Finish> {
         let ChainRow { hint, state, sent, .. } = row;
         let there = (hint.tick, hint.attempt, hint.due) == self.place();

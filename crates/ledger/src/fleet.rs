@@ -1,4 +1,4 @@
-//! The verbs of workers: what each says of itself, and what operators have ordered of queues and of them.
+//! The verbs of workers: their reports, and operators' orders for queues and workers.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +8,23 @@ use roundelay_model::fleet::{FleetOrder, FleetOrders, Presence, SILENT, Subject,
 
 use crate::error::LedgerError;
 
-/// A worker, as it was when it last said something.
+/// A worker, as it last reported.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SeenWorker {
-    /// How it was.
+    /// What it reported.
     pub presence: Presence,
-    /// When it said so, by the ledger's clock.
+    /// When it reported, by the ledger's clock.
     pub seen: Time,
 }
 
 impl SeenWorker {
-    /// Whether the worker has said nothing for longer than [`SILENT`].
+    /// Whether the worker has not reported for longer than [`SILENT`].
     pub fn is_silent(&self, now: Time) -> bool {
         self.seen + SILENT < now
     }
 }
 
-/// The error for a subject of which nothing can be ordered any more.
+/// The error for a subject that can get no orders any more.
 pub(super) fn gone(subject: Subject) -> LedgerError {
     let (Subject::Queue(name) | Subject::Worker(name)) = subject;
     LedgerError::NoWorker(name)
@@ -33,14 +33,14 @@ pub(super) fn gone(subject: Subject) -> LedgerError {
 /// Knows the workers of this ledger.
 #[async_trait]
 pub trait Fleet {
-    /// Writes how a worker is, and what it has done since it last said so. Forgets what is older than
+    /// Writes a worker's report, and what it has done since the report before. Forgets what is older than
     /// [`roundelay_model::fleet::KEPT`].
     ///
     /// # Errors
-    /// When it is not known to be written. Nothing hangs on it.
+    /// When it is not known to be written. No decision depends on it.
     async fn attend(&self, presence: Presence, pulses: Vec<ThroughputSample>) -> Result<(), LedgerError>;
 
-    /// Forgets a worker that has ended, and what was ordered of it.
+    /// Forgets a worker that has ended, and the orders for it.
     ///
     /// # Errors
     /// When it is not known to be written.
@@ -58,7 +58,7 @@ pub trait Fleet {
     /// When the ledger cannot be read.
     async fn pulses(&self, since: Time) -> Result<Vec<ThroughputSample>, LedgerError>;
 
-    /// What operators have ordered; what nothing was ordered of is absent.
+    /// What operators have ordered, by subject; subjects without orders are absent.
     ///
     /// # Errors
     /// When the ledger cannot be read.

@@ -13,7 +13,7 @@ use crate::error::LedgerError;
 /// waits long behind it, and answers how much; zero says that nothing is left to do.
 #[async_trait]
 pub trait History {
-    /// Ends the records of claims whose lease is over, on chains that nobody will claim again; looks
+    /// Ends the records of claims whose lease is over, on chains that no worker will claim again; looks
     /// at `limit` of them.
     ///
     /// # Errors
@@ -21,14 +21,15 @@ pub trait History {
     async fn end_left(&self, limit: u32) -> Result<(), LedgerError>;
 
     /// Claims of a session on chains that do not tick, at most `limit`. The session's worker gives up those that it
-    /// does not run ([`super::Sessions::give_up`]): it never heard of them, and nobody claims such a chain again.
+    /// does not run ([`super::Sessions::give_up`]): it never got the answers to them, and no worker claims such a chain
+    /// again.
     ///
     /// # Errors
     /// When the ledger does not answer.
     async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<ClaimId>, LedgerError>;
 
     /// Moves records of attempts that ended before `before` to the archive, looking at the `limit`
-    /// oldest. What [`super::Ledger::prune`] would delete, this keeps, with the chain's name.
+    /// oldest. What [`History::prune`] would delete, this keeps, with the chain's name.
     ///
     /// # Errors
     /// When it is not known to be written; then all of it was, or nothing.
@@ -39,4 +40,12 @@ pub trait History {
     /// # Errors
     /// When it is not known to be written.
     async fn expire(&self, before: Time, limit: u32) -> Result<usize, LedgerError>;
+
+    /// Deletes records of attempts that ended before `before`, looking at the `limit` oldest;
+    /// returns how many. Also forgets the places of unique jobs, and which retries from quarantine came first, where
+    /// they were to last until before `before` only.
+    ///
+    /// # Errors
+    /// When nothing was deleted.
+    async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError>;
 }

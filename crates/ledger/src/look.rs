@@ -3,7 +3,7 @@
 use roundelay_model::clock::Time;
 
 use crate::chain::{ChainState, Hint, Holder};
-use crate::chain_orders::ChainFilter;
+use crate::orders::ChainFilter;
 
 /// Above every name that a kind or a key can have.
 pub const LAST: &str = "\u{10FFFF}";
@@ -22,7 +22,7 @@ pub struct ListFilter {
 pub enum Condition {
     /// They are in this state.
     State(ChainState),
-    /// Somebody runs them.
+    /// They are being run.
     Running,
 }
 
@@ -30,15 +30,15 @@ pub enum Condition {
 pub type Cursor = (String, String);
 
 impl ListFilter {
-    /// The part of the order by kind and key that this is about, as the place before its first rotation
-    /// and its last kind. So a page of one kind costs nothing for the kinds before and after it.
+    /// The range of the order by kind and key that this filter covers: the place before its first rotation, and its
+    /// last kind. So a page of one kind costs nothing for the kinds before and after it.
     pub fn range(&self, after: Option<Cursor>) -> (Cursor, String) {
         let start = (self.which.kind.clone().unwrap_or_default(), String::new());
         let last = self.which.kind.clone().unwrap_or_else(|| LAST.into());
         (after.map_or_else(|| start.clone(), |after| after.max(start.clone())), last)
     }
 
-    /// The state that is asked for, if one is, and whether somebody has to run them.
+    /// The state that is asked for, if one is, and whether the rotations have to be running.
     pub fn bounds(&self) -> (Option<i64>, bool) {
         match self.condition {
             None => (None, false),
@@ -67,7 +67,7 @@ pub struct Listed {
     pub schedule: Option<String>,
     /// When a run last started; zero when none has.
     pub last_start: Time,
-    /// When a run last ended; likewise.
+    /// When a run last ended; zero when none has.
     pub last_finish: Time,
     /// The tick of which a run last started.
     pub started_tick: i64,
@@ -81,9 +81,9 @@ pub struct Listed {
 /// An owner's rotations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerCensus {
-    /// Who.
+    /// The owner.
     pub owner: String,
-    /// What was said of the owner as a whole; it also holds for one-off jobs that wait in queues.
+    /// The state that was ordered for the owner as a whole. It also holds for one-off jobs that wait in queues.
     pub state: ChainState,
     /// Those that tick.
     pub active: i64,
@@ -95,8 +95,8 @@ pub struct OwnerCensus {
     pub quarantined: i64,
 }
 
-/// The next tick of a rotation comes at another time. Refused, so that nothing is moved that somebody
-/// else has moved: unless the tick is still the one that was seen, sleeps, and has not started.
+/// The next tick of a rotation comes at another time. Refused unless the tick is still the one that was seen, sleeps,
+/// and has not started: so a tick is not moved twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The chain's incarnation.

@@ -1,9 +1,9 @@
 //! Marks by which workers of one machine see that another's process has ended.
 //!
 //! A mark is a file that a worker keeps locked. The operating system takes the lock away with the process, however that
-//! ends, and at once: so whoever gets the lock knows that the worker is gone. A process that stands still keeps it.
-//! Where the file cannot be seen (another machine, another container), nothing is known. In the file stands a number
-//! that its worker raises: by that, the others see that it does not stand still.
+//! ends, and at once: so a process that gets the lock knows that the worker is gone. A process that stands still keeps
+//! its lock. Where the file cannot be seen (another machine, another container), nothing is known. The file holds a
+//! number that its worker raises: so the others see that the worker does not stand still.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions, TryLockError, remove_file};
@@ -23,7 +23,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Leaves one.
+    /// Creates a mark and locks it.
     ///
     /// # Errors
     /// When the file cannot be created or locked.
@@ -34,7 +34,7 @@ impl Mark {
         Ok(Self { path, boot: boot.id.clone(), lock, beat: 0 })
     }
 
-    /// Raises the number: to the ledger's time, or by one.
+    /// Raises the mark's number: to the ledger's time, or by one.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -44,7 +44,7 @@ impl Mark {
         self.lock.write_all(&self.beat.to_le_bytes())
     }
 
-    /// As the ledger keeps it.
+    /// The mark as the ledger keeps it: the machine's boot and the path.
     pub fn text(&self) -> String {
         format!("{} {}", self.boot, self.path.display())
     }
@@ -56,7 +56,7 @@ impl Drop for Mark {
     }
 }
 
-/// The number in a mark, where that can be seen.
+/// The number in a mark, where the file can be seen.
 fn beat_of(text: &str, boot: &Boot) -> Option<i64> {
     let (_, path) = text.split_once(' ').filter(|(its, _)| *its == boot.id)?;
     let mut number = [0; 8];
@@ -64,7 +64,7 @@ fn beat_of(text: &str, boot: &Boot) -> Option<i64> {
     Some(i64::from_le_bytes(number))
 }
 
-/// Whether the process that has left a mark has surely ended.
+/// Whether the process that left a mark has certainly ended.
 fn is_gone(text: &str, boot: &Boot) -> bool {
     text.split_once(' ').is_some_and(|(its, path)| its == boot.id && unlocked(Path::new(path)))
 }
@@ -86,11 +86,12 @@ fn sweep(text: &str, boot: &Boot) {
     }
 }
 
-/// The marks of a process, by session, in a folder that others on the same machine see. Without one, nobody knows at once.
+/// The marks of a process, by session, in a folder that other workers on the same machine see. Without a folder, the
+/// end of a process is not seen at once.
 #[derive(Debug)]
 pub struct Marks {
     folder: Option<PathBuf>,
-    /// What their names begin with.
+    /// What the files' names begin with.
     prefix: String,
     boot: Boot,
     entropy: Entropy,
@@ -98,7 +99,7 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// None yet.
+    /// No marks yet.
     pub fn new(folder: Option<PathBuf>, prefix: String, entropy: &Entropy) -> Self {
         let boot = Boot::current(&entropy.token());
         Self { folder, prefix, boot, entropy: entropy.clone(), kept: Mutex::default() }
@@ -111,7 +112,7 @@ impl Marks {
         Self::new(Some(if shared.is_dir() { shared } else { std::env::temp_dir() }), prefix, entropy)
     }
 
-    /// Leaves a mark; answers also how the ledger keeps it.
+    /// Creates a mark; answers also with its text for the ledger.
     ///
     /// # Errors
     /// When the file cannot be created or written.
@@ -123,17 +124,17 @@ impl Marks {
         Ok(Some((mark, text)))
     }
 
-    /// Keeps it for a session.
+    /// Keeps a mark for a session.
     pub fn keep(&self, session: i64, mark: Mark) {
         self.kept().insert(session, mark);
     }
 
-    /// The session has ended.
+    /// Removes the mark of a session that has ended.
     pub fn forget(&self, session: i64) {
         self.kept().remove(&session);
     }
 
-    /// Raises the number of a session's mark; whether there is one.
+    /// Raises the number of a session's mark; answers whether there is one.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -166,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_has_surely_ended_is_gone() {
+    fn only_a_process_that_has_certainly_ended_is_gone() {
         let folder = tempfile::tempdir().unwrap();
         let boot = Boot::current("this");
         let path = folder.path().join("mark");
@@ -178,9 +179,9 @@ mod tests {
             assert_eq!(beat_of(&text, &boot), Some(beat));
         }
         assert!(!is_gone(&text, &boot), "it is kept");
-        assert!(Mark::leave(path.clone(), &boot).is_err(), "and nobody else's");
+        assert!(Mark::leave(path.clone(), &boot).is_err(), "and cannot be taken");
         drop(mark);
-        assert!(!path.exists() && !is_gone(&text, &boot), "whose mark is not to be seen may live elsewhere");
+        assert!(!path.exists() && !is_gone(&text, &boot), "a process whose mark cannot be seen may live elsewhere");
         // What a killed process leaves behind.
         File::create(&path).unwrap();
         assert!(is_gone(&text, &boot));

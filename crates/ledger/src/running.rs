@@ -1,8 +1,8 @@
-//! The verbs of one-off jobs that run and say how far they have come.
+//! The verbs of runs and their progress.
 //!
-//! A one-off job has no record while it runs: its message is complete. One that reports has a row here as
-//! long as its worker says that it goes on, so that others can see it. One that is delivered again is noted before it
-//! runs, with the session that has it in hand, so that it is known over which jobs workers die.
+//! A one-off job has no record while it runs: its message is complete. A job that reports progress has a row here as
+//! long as its worker renews the row, so that others can see the run. A job that is delivered again is noted before it
+//! runs, with the session that runs it, so that it is known over which jobs workers die.
 
 use std::time::Duration;
 
@@ -34,14 +34,14 @@ pub struct RunningJob {
     pub progress: Progress,
 }
 
-/// Knows which one-off jobs run, of those that have reported.
+/// Keeps the progress of runs, and which one-off jobs run.
 #[async_trait]
 pub trait Running {
-    /// Writes that these go on, for `hold` from now unless it is said again, and forgets `ended` (by id) of
-    /// `worker`, and whatever nobody has spoken of in time.
+    /// Renews the rows of these jobs for `hold` from now. Forgets the rows of `ended` (by id) of `worker`, and rows
+    /// that were not renewed in time.
     ///
     /// # Errors
-    /// When it is not known to be written. Nothing hangs on it.
+    /// When it is not known to be written. No decision depends on it.
     async fn note_running(
         &self,
         worker: String,
@@ -50,27 +50,33 @@ pub trait Running {
         hold: Duration,
     ) -> Result<(), LedgerError>;
 
-    /// Those of an entity, the oldest first.
+    /// The one-off jobs of an entity that run, the oldest first.
     ///
     /// # Errors
     /// When the ledger cannot be read.
     async fn running(&self, kind: String, key: String) -> Result<Vec<RunningJob>, LedgerError>;
 
-    /// In whose hands the job of this name was that has not come to an end there, besides `session`.
+    /// The sessions besides `session` that began to run the job of this name, and did not finish it.
     ///
     /// # Errors
     /// When the ledger cannot be read.
     async fn hands(&self, job: String, session: i64) -> Result<Hands, LedgerError>;
 
-    /// Notes that a session has a job in hand.
+    /// Notes that a session begins to run a job.
     ///
     /// # Errors
     /// When it is not known to be written.
     async fn take_in_hand(&self, job: String, session: i64) -> Result<(), LedgerError>;
 
-    /// Forgets in whose hands a job was: a run of it has come to its end.
+    /// Forgets which sessions ran a job: a run of the job has finished.
     ///
     /// # Errors
     /// When it is not known to be written.
     async fn out_of_hand(&self, job: String) -> Result<(), LedgerError>;
+
+    /// Writes how far attempts have come, by their fences, unless they have ended.
+    ///
+    /// # Errors
+    /// When it is not known to be written. No decision depends on it.
+    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError>;
 }

@@ -1,18 +1,14 @@
-//! The verbs behind screens. Each does a bounded amount of work, however many chains there are, so that whoever
-//! looks waits for a moment only, and keeps nobody from working.
-
-use std::time::Duration;
+//! The verbs behind screens. Each does a bounded amount of work, however many chains there are: a user waits for a
+//! moment only, and workers are not held up.
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use serde::Serialize;
 
-use crate::chain::Hint;
-use crate::chain_orders::ChainFilter;
 use crate::error::LedgerError;
 use crate::failed::FailureFilter;
 use crate::look::{Cursor, ListFilter, Listed};
-use crate::view::AttemptRecord;
+use crate::reports::AttemptRecord;
 
 /// How many chains, or records of attempts, one search looks at, at most: some tenth of a second of work.
 pub const EFFORT: u32 = 25_000;
@@ -24,7 +20,7 @@ pub struct Found<T, P> {
     pub found: Vec<T>,
     /// Where to go on; nothing at the end.
     pub after: Option<P>,
-    /// Whether there are as many as were wanted, or no more. Else it stopped for the work that it was, and there
+    /// Whether there are as many as were wanted, or no more. Else the search stopped at its limit of work, and there
     /// may be more.
     pub complete: bool,
 }
@@ -47,7 +43,7 @@ pub struct RunFilter {
     pub kind: Option<String>,
 }
 
-/// The record of an attempt, and whose it is.
+/// The record of an attempt, and the chain's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedAttempt {
     /// The record.
@@ -90,11 +86,10 @@ pub struct QuarantinedMessage {
     pub body: Vec<u8>,
 }
 
-/// Finds what people look for.
+/// Bounded searches.
 #[async_trait]
 pub trait Search {
-    /// Rotations after a place, in the order of kind and key, at most `limit`, and no more than so much of them
-    /// looked at.
+    /// Rotations after a place, in the order of kind and key, at most `limit`; at most `effort` of them are looked at.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -113,8 +108,8 @@ pub trait Search {
     /// When the ledger cannot be read.
     async fn histories(&self, fences: Vec<i64>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>, LedgerError>;
 
-    /// Attempts with fences below `before`, latest first, at most `limit`, and no more than so many of them looked
-    /// at. The place is a fence.
+    /// Attempts with fences below `before`, latest first, at most `limit`; at most `effort` records are looked at. The
+    /// place is a fence.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -150,13 +145,6 @@ pub trait Search {
     /// # Errors
     /// When it is not known to be written.
     async fn retry_quarantined(&self, number: i64, id: String, body: Vec<u8>) -> Result<bool, LedgerError>;
-
-    /// Brings the next ticks of chains that sleep forward to now, at most `limit`; answers their messages. As
-    /// [`super::Ledger::advance`] does it with one.
-    ///
-    /// # Errors
-    /// When it is not known to be written.
-    async fn advance_all(&self, which: ChainFilter, limit: u32, slack: Duration) -> Result<Vec<Hint>, LedgerError>;
 }
 
 #[cfg(test)]

@@ -1,27 +1,25 @@
 //! The verbs of workers' leases.
 //!
-//! A worker holds one lease for all its runs together: a *session*. It says about once a second that it lives, by a
-//! number that rises (its *beat*), and whoever looks at the others does so at the same time. A session is over when its
-//! row is gone; it never comes back. Who may take that row away is decided by [`roundelay_engine`], by clocks that
-//! nobody sets: see `crates/engine/src/vitals.rs`.
+//! A worker holds one lease for all its runs together: a *session*. About once a second it raises a number (its *beat*)
+//! to say that it lives, and looks at the other sessions at the same time. A session is over when its row is gone; it
+//! never comes back. The engine decides when a row may be removed, by clocks that cannot be set: see
+//! `crates/engine/src/vitals.rs`.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::chain::Kinds;
 use crate::claim::ClaimId;
 use crate::error::LedgerError;
-use crate::overdue::{OrphanFilter, Overdue};
 
 /// A session of a worker, as the ledger has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
     /// Names it, unlike any other of this ledger.
     pub session: i64,
-    /// Whose it is.
+    /// The worker that holds it.
     pub worker: String,
-    /// It ends when its worker has not been heard of for so long.
+    /// The session ends when its beat has not risen for this long.
     pub lease: Duration,
     /// Rises as long as the worker lives.
     pub beat: i64,
@@ -32,25 +30,25 @@ pub struct Session {
 /// The answer to [`Sessions::beat`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Beat {
-    /// Whether one's own session goes on.
+    /// Whether the caller's session goes on.
     pub alive: bool,
-    /// The others that go on.
+    /// The other sessions that go on.
     pub others: Vec<Session>,
-    /// Of those that were said to be dead, the ones that this has ended.
+    /// The sessions, of those given as dead, that this beat has ended.
     pub ended: Vec<i64>,
 }
 
 /// Keeps the leases of workers.
 #[async_trait]
 pub trait Sessions {
-    /// Begins a session of a worker, who promises to have ended its runs when it could not say for `lease` that it lives.
+    /// Begins a session of a worker. The worker must have ended its runs when it could not beat for `lease`.
     ///
     /// # Errors
     /// When it is not known to be written.
     async fn begin_session(&self, worker: String, lease: Duration) -> Result<i64, LedgerError>;
 
-    /// Says that a session's worker lives. Ends those of the `dead`, named by session and beat, that have not been heard
-    /// of since.
+    /// Raises the beat of a session. Ends the sessions of `dead`, given as session and beat, whose beat has not risen
+    /// since.
     ///
     /// # Errors
     /// When it is not known to be written.
@@ -62,28 +60,16 @@ pub trait Sessions {
     /// When it is not known to be written.
     async fn end_session(&self, session: i64) -> Result<(), LedgerError>;
 
-    /// Whether claims still hold, each: nobody else has claimed the chain since, it has not begun anew, and the run was
-    /// not finished.
+    /// Whether each claim still holds: no other claim of the chain came since, the chain has not begun anew, and the
+    /// run was not finished.
     ///
     /// # Errors
     /// When the ledger cannot be read.
     async fn hold(&self, claims: Vec<ClaimId>) -> Result<Vec<bool>, LedgerError>;
 
-    /// Gives up claims of a session that nobody works on. Their records end as lost.
+    /// Gives up claims of a session that it does not run. Their records end as lost.
     ///
     /// # Errors
     /// When it is not known to be written.
     async fn give_up(&self, session: i64, claims: Vec<ClaimId>) -> Result<(), LedgerError>;
-
-    /// The chains of this queue and these kinds that are left over (see [`OrphanFilter`]), those first that catch-up looks after first.
-    ///
-    /// # Errors
-    /// When the ledger cannot be read.
-    async fn orphans(
-        &self,
-        queue: String,
-        kinds: Kinds,
-        left: OrphanFilter,
-        limit: u32,
-    ) -> Result<Vec<Overdue>, LedgerError>;
 }

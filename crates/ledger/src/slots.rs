@@ -1,4 +1,4 @@
-//! The verbs of throttles: who may start when, for all workers.
+//! The verbs of throttles: when jobs may start, for all workers.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ pub trait Slots {
     /// Asks throttles, in one transaction; one answer for each request.
     ///
     /// # Errors
-    /// When it is not known to be written. Then slots may have been handed out, and nobody has them.
+    /// When it is not known to be written. Then slots may have been handed out and are lost.
     async fn slots(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotResponse>, LedgerError>;
 
     /// What is remembered of throttles, in the order of their names and keys, at most `limit` of each
@@ -51,8 +51,8 @@ pub trait Slots {
     /// When the ledger cannot be read.
     async fn throttle_orders(&self) -> Result<BTreeMap<String, Orders>, LedgerError>;
 
-    /// Adds an order of `by` to what holds for a throttle, and answers with all that holds. When it has returned,
-    /// no slot is handed out but by it.
+    /// Adds an order of `by` to what holds for a throttle, and answers with all that holds. When this has returned,
+    /// every slot is handed out by the new order.
     ///
     /// # Errors
     /// When it is not known to be written.
@@ -78,7 +78,7 @@ pub(super) fn state(text: &str, request: &SlotRequest, now: Micros) -> State {
     })
 }
 
-/// As a row of the table holds it.
+/// The text for a row of the throttles' table.
 pub(super) fn text(state: &State) -> String {
     serde_json::to_string(state).unwrap_or_default()
 }
@@ -91,7 +91,7 @@ pub(super) fn orders(text: &str, throttle: &str) -> Orders {
     })
 }
 
-/// As a row of the orders' table holds it.
+/// The text for a row of the orders' table.
 pub(super) fn orders_text(orders: &Orders) -> String {
     serde_json::to_string(orders).unwrap_or_default()
 }

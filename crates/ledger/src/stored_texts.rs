@@ -1,10 +1,10 @@
-//! The verbs that look through what users have given to the ledger, and write it anew in another form.
+//! The verbs that read the texts that users have given to the ledger, and replace them with another form (encryption).
 
 use async_trait::async_trait;
 
 use crate::error::LedgerError;
 
-/// Where such texts lie.
+/// Where such texts are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TextColumn {
     /// What the handlers of chains get.
@@ -29,24 +29,24 @@ pub struct StoredText {
     pub number: i64,
     /// The kind of the chain; empty for jobs and messages, which say it themselves.
     pub kind: String,
-    /// Its key; likewise.
+    /// The key of the chain; empty for jobs and messages.
     pub key: String,
     /// The text, as it lies there.
     pub text: Vec<u8>,
 }
 
-/// Another form for one of them.
+/// Another form for one of these texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextReplacement {
     /// Its row.
     pub number: i64,
-    /// What lies there, or somebody has changed it meanwhile.
+    /// The text as it was read. When it has changed meanwhile, it is not replaced.
     pub was: Vec<u8>,
-    /// What is to.
+    /// The text in its new form.
     pub now: Vec<u8>,
 }
 
-/// Looks through texts and writes them anew.
+/// Reads and replaces stored texts.
 #[async_trait]
 pub trait StoredTexts {
     /// Texts in rows above `after`, in their order. Payloads that say nothing (`null`) are left out.
@@ -55,7 +55,7 @@ pub trait StoredTexts {
     /// When the ledger cannot be read.
     async fn stored_texts(&self, of: TextColumn, after: i64, limit: u32) -> Result<Vec<StoredText>, LedgerError>;
 
-    /// Puts other forms in place of texts that are as they were; answers, for each, whether it was.
+    /// Replaces texts that have not changed; answers, for each, whether it was replaced.
     ///
     /// # Errors
     /// When nothing of it is known to be written.

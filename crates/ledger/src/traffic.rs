@@ -32,19 +32,19 @@ impl Traffic {
 pub struct Size {
     /// Bytes of all tables and indexes, with the room in them that is free.
     pub bytes: u64,
-    /// Bytes of what throttles remember, likewise.
+    /// Bytes of the tables and indexes of throttles, with the free room in them.
     pub throttle_bytes: u64,
     /// Throttles, and keys of throttles, of which something is remembered.
     pub throttles: u64,
 }
 
-/// Says how much it has to do, and holds.
+/// Measures a ledger.
 #[async_trait]
 pub trait Measured {
-    /// What it had to do so far.
+    /// The traffic so far.
     fn traffic(&self) -> Traffic;
 
-    /// How much it holds. On PostgreSQL free room within tables comes and goes with its vacuum.
+    /// The ledger's size. On PostgreSQL free room within tables comes and goes with its vacuum.
     ///
     /// # Errors
     /// When the ledger cannot be read.

@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn a_table_of_what_chains_are_doing() {
         let at = Time::from_millis;
-        let (no, runs, gone) = (Holder::Nobody, Holder::Alive, Holder::Gone);
+        let (no, runs, gone) = (Holder::None, Holder::Alive, Holder::Gone);
         let slack = Duration::from_secs(30);
         let table = [
             (ChainState::Active, runs, 1, 0, "runs"),

@@ -11,7 +11,7 @@ use crate::embedded::profile::Profile;
 use crate::rabbit::Patience;
 use crate::{Broker, BrokerError, Consumer, Depth, Message, PublishError};
 
-/// The broker, and a connection to it that is there as long as anybody holds it. Clones are the
+/// The broker, and a connection to it that is there as long as a clone of it exists. Clones are the
 /// same one; a process of its own has its own [connection](Self::connect).
 #[derive(Clone)]
 pub struct EmbeddedBroker {
@@ -39,7 +39,7 @@ impl EmbeddedBroker {
         self.connect_with(Patience::default())
     }
 
-    /// Likewise, with other limits on how long things may take.
+    /// A further connection, with other limits on how long things may take.
     pub fn connect_with(&self, patience: Patience) -> EmbeddedConnection {
         EmbeddedConnection::open(self.names.clone(), self.node.clone(), patience)
     }

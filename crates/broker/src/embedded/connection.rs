@@ -27,7 +27,7 @@ use crate::rabbit::Patience;
 use crate::rabbit::check::refuse_wrong;
 use crate::{Broker, BrokerError, Consumer, Depth, Destination, Message, PeekedMessage, PublishError};
 
-/// How a connection is.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     /// Usable.
@@ -44,17 +44,17 @@ pub(super) enum Standing {
 pub(super) struct Line {
     pub(super) number: u64,
     inner: Mutex<Inner>,
-    /// Tells everyone who waits, in the order in which they came.
+    /// Wakes all tasks that wait, in the order in which they came.
     changed: Notify,
-    /// Whether publishes ask to be told when no queue takes them.
+    /// Whether publishes are mandatory: returned when no queue takes them.
     mandatory: AtomicBool,
 }
 
 struct Inner {
     standing: Standing,
-    /// Not back before.
+    /// The connection does not come back before this.
     away_until: Instant,
-    /// How often it was lost.
+    /// How often the connection was lost.
     losses: u64,
 }
 
@@ -76,7 +76,7 @@ impl Line {
         self.lock().losses
     }
 
-    /// Lost, at least until then.
+    /// Loses the connection, at least until `until`.
     fn lose(&self, until: Instant) {
         {
             let mut inner = self.lock();
@@ -87,7 +87,7 @@ impl Line {
         self.changed.notify_waiters();
     }
 
-    /// Over, for good.
+    /// Ends the connection for good.
     fn end(&self, standing: Standing) {
         {
             let mut inner = self.lock();
@@ -97,7 +97,7 @@ impl Line {
         self.changed.notify_waiters();
     }
 
-    /// Usable again, unless it is not time yet.
+    /// Makes the connection usable again, unless it is not time yet.
     fn come_back(&self) {
         {
             let mut inner = self.lock();
@@ -127,7 +127,7 @@ impl Line {
         self.until(|inner| (inner.standing != Standing::Away).then_some(inner.standing)).await
     }
 
-    /// Waits for the connection, but not for ever. Says why it is not there.
+    /// Waits for the connection, for at most `patience`; the error says why it is not there.
     async fn up(&self, patience: Duration) -> Result<(), String> {
         let standing = match self.standing() {
             Standing::Away => timeout(patience, self.settled()).await.unwrap_or(Standing::Away),
@@ -141,7 +141,7 @@ impl Line {
         }
     }
 
-    /// Goes on, unless the process is dead: then nothing ever does.
+    /// Returns at once, unless the process is dead: then it never returns.
     pub(super) async fn unless_dead(&self) {
         if self.standing() == Standing::Dead {
             pending().await
@@ -221,12 +221,11 @@ impl EmbeddedConnection {
     /// Cuts the connection, as when TCP breaks, for as long as `away`; a second cut meanwhile can
     /// only prolong it.
     ///
-    /// Unsettled deliveries go back to the head of their queues, in their old order and marked as
-    /// redelivered; those in somebody's hand are not [alive](crate::Delivery::is_alive) any
-    /// more, and settling them does nothing. Publishes that wait for their confirmation end as
-    /// [`PublishError::Unknown`]; new ones wait for the connection, up to
-    /// [`Patience::connection`]. Consumers attach again by themselves. Nothing happens to a
-    /// connection that has ended. Must be called inside a tokio runtime.
+    /// Unsettled deliveries go back to the head of their queues, in their old order and marked as redelivered; those
+    /// that were taken are not [alive](crate::Delivery::is_alive) any more, and settling them does nothing. Publishes
+    /// that wait for their confirmation end as [`PublishError::Unknown`]; new ones wait for the connection, up to
+    /// [`Patience::connection`]. Consumers attach again by themselves. Nothing happens to a connection that has ended.
+    /// Must be called inside a tokio runtime.
     pub fn cut(&self, away: Duration) {
         let back = Instant::now() + away;
         self.node.change(|state, outbox| state.cut(&self.line, back, outbox));
@@ -334,7 +333,7 @@ impl EmbeddedConnection {
         verdict
     }
 
-    /// Nobody waits longer for a confirmation than the client for RabbitMQ would.
+    /// No publish waits longer for its confirmation than the client for RabbitMQ would.
     async fn no_longer(&self, confirmed: impl Future<Output = ()>) -> Result<(), PublishError> {
         let patience = self.patience.confirmation;
         timeout(patience, confirmed).await.map_err(|_| unknown(&format!("none within {} s", patience.as_secs_f32())))
@@ -414,7 +413,7 @@ impl Broker for EmbeddedConnection {
         self.up().await?;
         let most = u16::try_from(most).unwrap_or(u16::MAX).max(1);
         let (deliver, mut fetched) = mpsc::channel(most.into());
-        // What waits is given out in the order in which it waits, and nobody is asked in between.
+        // What waits is given out in the order in which it waits, and no other call comes in between.
         let (labels, flow) = self
             .node
             .change(|state, outbox| {

@@ -30,7 +30,7 @@ pub(super) struct Flow {
     /// Whether its channel is open, so that deliveries can be settled. It stays open when only the
     /// queue has gone.
     pub(super) open: AtomicBool,
-    /// Whether nothing arrives any more, without a word from the broker.
+    /// Whether nothing arrives any more, and the broker has not said so.
     haunted: AtomicBool,
     /// Deliveries that have not been settled.
     in_hand: AtomicUsize,
@@ -62,7 +62,7 @@ impl Flow {
         self.end();
     }
 
-    /// The connection has gone: nothing more comes, and nothing can be settled.
+    /// The connection is lost: nothing more comes, and nothing can be settled.
     pub(super) fn lose_channel(&self) {
         self.open.store(false, Ordering::Relaxed);
         self.end();
@@ -94,7 +94,7 @@ impl Tap {
                     return self.cancel(&flow);
                 }
             }
-            // When the connection is not to blame, the queue has gone.
+            // When the connection is up, the queue has gone.
             let patiently = flow.open.load(Ordering::Relaxed);
             let Some(fresh) = self.reopen(patiently).await else { return };
             flow = fresh;
@@ -107,8 +107,8 @@ impl Tap {
         }
     }
 
-    /// Gives up a consumer to which nothing comes, once it has been silent for so long as the client
-    /// for RabbitMQ bears it and has nothing in hand. Whether it is still wanted.
+    /// Gives up a consumer to which nothing comes, once it has been silent for as long as the client for RabbitMQ waits
+    /// and has no unsettled deliveries. Answers whether the consumer is still wanted.
     async fn see_through(&mut self, flow: &Flow) -> bool {
         loop {
             tokio::select! {
@@ -200,7 +200,7 @@ impl Tag {
     }
 }
 
-/// What nobody settled goes back to its queue, as it does when a connection dies.
+/// A delivery that was not settled goes back to its queue, as when a connection dies.
 impl Drop for Tag {
     fn drop(&mut self) {
         self.settle(true);

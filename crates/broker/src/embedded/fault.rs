@@ -23,13 +23,13 @@ impl EmbeddedBroker {
         self.node.change(|state, _| state.start());
     }
 
-    /// Takes away what waits on a queue, as an operator does who purges it; how many there were.
+    /// Takes away what waits on a queue, as an operator's purge does; answers how many messages there were.
     /// What has been delivered stays with its consumer.
     pub fn purge(&self, queue: &str) -> usize {
         self.drain(queue).len()
     }
 
-    /// Likewise, and tells what it was, first the next.
+    /// Takes away what waits on a queue, and answers with the bodies, the next first.
     pub fn drain(&self, queue: &str) -> Vec<Bytes> {
         let mut state = self.node.lock();
         let profile = state.profile;
@@ -43,14 +43,13 @@ impl EmbeddedBroker {
         messages.into_iter().map(|message| message.body).collect()
     }
 
-    /// Deletes a queue with everything on it. What is then published to it is unroutable, or goes
-    /// to the alternate exchange. Its consumers attach again once it has been declared anew. Whether
-    /// there was one.
+    /// Deletes a queue with everything on it. What is then published to it is unroutable, or goes to the alternate
+    /// exchange. Its consumers attach again once it has been declared anew. Answers whether there was such a queue.
     pub fn delete_queue(&self, queue: &str) -> bool {
         self.node.change(|state, outbox| state.delete_queue(queue, outbox))
     }
 
-    /// Deletes an exchange with its bindings. Whether there was one.
+    /// Deletes an exchange with its bindings; answers whether there was such an exchange.
     pub fn delete_exchange(&self, exchange: &str) -> bool {
         self.node.change(|state, _| state.delete_exchange(exchange))
     }

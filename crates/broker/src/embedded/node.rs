@@ -27,7 +27,7 @@ pub(super) struct Node {
     /// Wakes the task that follows the time, when an earlier one has come.
     earlier: Arc<Notify>,
     hook: Mutex<Option<Hook>>,
-    /// Whether there is a hook, so that nobody else pays for it.
+    /// Whether there is a hook, so that publishes without one need not take its lock.
     hooked: AtomicBool,
 }
 
@@ -119,8 +119,8 @@ async fn follow_time(node: Weak<Node>) {
             state.tick(Instant::now(), outbox);
             state.next_alarm()
         });
-        // The node lives as long as somebody holds it, which this task does not while it waits;
-        // an hourly look ends it when nobody does.
+        // The node lives as long as a broker or connection holds it, which this task does not while it waits; an hourly
+        // look ends the task when none does.
         let at = first.unwrap_or_else(|| Instant::now() + Duration::from_secs(3_600));
         let earlier = node.earlier.clone();
         drop(node);

@@ -1,4 +1,4 @@
-//! Policies, and what the engine's check of the topology sees of all this.
+//! Policies, and what the engine's check of the topology sees of the embedded broker.
 
 use roundelay_model::topology::Argument;
 use serde_json::{Map, Value};

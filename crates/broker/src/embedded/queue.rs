@@ -76,7 +76,7 @@ pub(super) struct Queue {
     pub(super) name: Arc<str>,
     /// As declared.
     pub(super) arguments: Vec<(&'static str, Argument)>,
-    /// As they and the policies work.
+    /// The settings that the arguments and the policies come to.
     pub(super) settings: Settings,
     /// When it last had a consumer, or was declared.
     pub(super) used: Instant,
@@ -87,14 +87,14 @@ pub(super) struct Queue {
     /// What is on its way out.
     pub(super) dying: Dying,
     pub(super) consumers: Vec<Attached>,
-    /// Whose turn it is.
+    /// The index of the consumer whose turn it is.
     turn: usize,
 }
 
 /// One consumer, as the broker sees it.
 pub(super) struct Attached {
     pub(super) flow: Arc<Flow>,
-    /// Nothing once it is cancelled: then it is there until what it has is settled.
+    /// `None` once the consumer is cancelled: then it stays until its deliveries are settled.
     pub(super) deliver: Option<mpsc::Sender<Delivery>>,
     pub(super) prefetch: usize,
     /// What it is given does not arrive: see [`Profile::Rabbit310`](super::Profile::Rabbit310).
@@ -159,9 +159,8 @@ impl Queue {
         }
     }
 
-    /// Takes away the consumers for which `gone` holds, whose channels have been closed, and gives
-    /// back what they had unsettled, consumer by consumer. What has thereby come back too often, and
-    /// whether there were any.
+    /// Takes away the consumers for which `gone` holds, whose channels have been closed, and gives back what they had
+    /// unsettled, consumer by consumer. Answers with what has thereby come back too often, and whether there were any.
     pub(super) fn detach(&mut self, gone: impl Fn(&Flow) -> bool, outbox: &mut Outbox<'_>) -> (Vec<Stored>, bool) {
         let gone: Vec<_> = self.consumers.extract_if(.., |consumer| gone(&consumer.flow)).collect();
         let (any, mut dead) = (!gone.is_empty(), Vec::new());
@@ -202,7 +201,7 @@ impl Queue {
         expired
     }
 
-    /// When it is deleted if nobody uses it before.
+    /// When the queue is deleted if no consumer comes before.
     pub(super) fn unused_until(&self) -> Option<Instant> {
         self.settings.expires.filter(|_| self.consumers.is_empty()).map(|expires| self.used + expires)
     }

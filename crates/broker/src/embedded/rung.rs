@@ -1,9 +1,9 @@
 //! The way out of a queue: messages whose time is over, or which came back too often.
 //!
-//! A rung hands them on at least once: each is kept until where it leads has taken it. So many may
-//! be under way at once; when as many are stuck, because the exchange or the queue is not there and
-//! no alternate exchange either, nothing leaves the rung any more. What is stuck is tried again only
-//! every three minutes, even when its way is free by then.
+//! A rung hands them on at least once: each is kept until its destination has taken it. A bounded number may be under
+//! way at once; when as many are stuck, because the exchange or the queue is not there and no alternate exchange
+//! either, nothing leaves the rung any more. What is stuck is tried again only every three minutes, even when its way
+//! is free by then.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -58,7 +58,7 @@ impl Dying {
 
 impl State {
     /// Does what is due on a queue: gives up what has waited too long, tries again what is stuck,
-    /// and deletes a queue that nobody has used for long, if it is to be.
+    /// and deletes a queue that no consumer has used for as long as its `expires`.
     pub(super) fn look_at(&mut self, name: &str, now: Instant, outbox: &mut Outbox<'_>) {
         let Some(queue) = self.queues.get_mut(name) else { return };
         if queue.unused_until().is_some_and(|until| until <= now) {
@@ -106,7 +106,7 @@ impl State {
         let Some(queue) = self.queues.get(name) else { return };
         let way = match &queue.settings.dead_letter {
             DeadLetter::AtLeastOnce(exchange) => self.way_on(exchange, &message),
-            // A policy has changed this meanwhile, and RabbitMQ drops what it had in hand.
+            // A policy has changed this meanwhile, and RabbitMQ drops the messages that are under way.
             DeadLetter::AtMostOnce(_) | DeadLetter::Nowhere => return,
         };
         if let Some(to) = way {

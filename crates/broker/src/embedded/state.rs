@@ -113,7 +113,7 @@ impl State {
         if differences.is_empty() { Ok(()) } else { Err(BrokerError::Topology(differences.join("\n"))) }
     }
 
-    /// Deletes a queue with everything on it and every binding to it. Whether there was one.
+    /// Deletes a queue with everything on it and every binding to it; answers whether there was such a queue.
     pub(super) fn delete_queue(&mut self, name: &str, outbox: &mut Outbox<'_>) -> bool {
         let Some(queue) = self.queues.remove(name) else { return false };
         for routes in self.exchanges.values_mut() {
@@ -157,7 +157,7 @@ impl State {
         }
     }
 
-    /// Deletes an exchange and its bindings. Whether there was one.
+    /// Deletes an exchange and its bindings; answers whether there was such an exchange.
     pub(super) fn delete_exchange(&mut self, name: &str) -> bool {
         self.exchanges.remove(name).is_some()
     }
@@ -246,7 +246,7 @@ impl State {
 
     // ---- Consumers ----
 
-    /// Lets `flow` consume its queue. Whether there is such a queue.
+    /// Lets `flow` consume its queue; answers whether there is such a queue.
     pub(super) fn attach(
         &mut self,
         flow: Arc<Flow>,
@@ -268,7 +268,7 @@ impl State {
         true
     }
 
-    /// Delivers no more to `flow`; what it has can still be settled.
+    /// Delivers no more to `flow`; its unsettled deliveries can still be settled.
     pub(super) fn cancel(&mut self, flow: &Flow, outbox: &mut Outbox<'_>) {
         let on_queue = self.queues.get_mut(&*flow.queue).into_iter().flat_map(|queue| &mut queue.consumers);
         let all = on_queue.chain(self.leaving.iter_mut().map(|(_, consumer)| consumer));
@@ -283,7 +283,7 @@ impl State {
     pub(super) fn settle(&mut self, flow: &Flow, tag: u64, requeue: bool, outbox: &mut Outbox<'_>) {
         let Some(queue) = self.queues.get_mut(&*flow.queue) else { return };
         let consumer = queue.consumers.iter_mut().find(|consumer| consumer.flow.number == flow.number);
-        // What a ghost has never arrived, so nobody can mean it.
+        // The deliveries of a ghost never arrived, so no one can settle them.
         let message = consumer.filter(|consumer| !consumer.ghost).and_then(|found| found.unsettled.remove(&tag));
         let dead = message.filter(|_| requeue).and_then(|message| queue.give_back(message, Return::Requeued));
         if let Some(dead) = dead {

@@ -52,7 +52,7 @@ fn bodies(broker: &EmbeddedBroker, queue: &str) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cut_concerns_its_own_connection_and_nobody_else() {
+async fn a_cut_concerns_its_own_connection_and_no_other() {
     let broker = broker().await;
     let (one, other) = (broker.connect(), broker.connect());
     for body in ["a", "b", "c", "d"] {
@@ -222,7 +222,7 @@ async fn publishes_fail_as_they_are_told_to() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_mandatory_what_nobody_takes_is_confirmed_and_gone() {
+async fn without_mandatory_an_unroutable_message_is_confirmed_and_gone() {
     let broker = broker().await;
     let connection = broker.connect();
     assert!(broker.delete_queue("r.delay.7s") && !broker.delete_queue("r.delay.7s"));
@@ -232,7 +232,7 @@ async fn without_mandatory_what_nobody_takes_is_confirmed_and_gone() {
     broker.on_publish(|_| PublishFault::Returned);
     connection.publish(now("work", "x")).await.unwrap();
     assert_eq!(broker.census(), []);
-    // An absent exchange is told in any case.
+    // An absent exchange is reported in any case.
     broker.on_publish(|_| PublishFault::None);
     assert!(broker.delete_exchange("r.delay.7s") && !broker.delete_exchange("r.delay.7s"));
     assert!(matches!(connection.publish(later("work", "x")).await, Err(PublishError::Unroutable(_))));

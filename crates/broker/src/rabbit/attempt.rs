@@ -14,10 +14,10 @@ use crate::{Destination, Message, PublishError};
 /// How much of the reason for a quarantine is kept, in bytes.
 const MAX_REASON_BYTES: usize = 4_096;
 
-/// What a publish comes to.
+/// The result of a publish.
 pub(super) type Verdict = Result<(), PublishError>;
 
-/// A message as AMQP sees it, and whom to tell.
+/// A message in AMQP's terms, and the caller to answer.
 pub(super) struct Job {
     pub(super) exchange: ShortString,
     key: ShortString,
@@ -60,7 +60,7 @@ impl Job {
         Ok(Self { exchange: named(exchange)?, key: named(key)?, properties, id, body, tries: 0, answer })
     }
 
-    /// Tells the caller; one who has gone does not mind.
+    /// Answers the caller, who may have gone.
     pub(super) fn end(self, verdict: Verdict) {
         let _ = self.answer.send(verdict);
     }
@@ -86,13 +86,13 @@ impl Job {
 pub(super) enum Tried {
     /// The caller has been told.
     Told,
-    /// It says nothing about this message.
+    /// The try says nothing about this message.
     Again(Job),
     /// The channel is gone.
     Broken(Job, Error),
 }
 
-/// Publishes once. Whoever changes the order of the steps, read `attribution.rs` first.
+/// Publishes once. Read `attribution.rs` before changing the order of the steps.
 pub(super) async fn attempt(channel: &Channel, returns: &Returns, mut job: Job) -> Tried {
     job.tries += 1;
     let number = returns.next_number();

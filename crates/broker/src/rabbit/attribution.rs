@@ -4,7 +4,7 @@
 //! any other. lapin queues returns and hands the oldest to *whichever confirmation resolves next*.
 //! With several publishes in flight, the return of B can ride on the confirmation of A (A is then a
 //! *thief*), and B sees a bare acknowledgement, indistinguishable from success. Message ids put
-//! this right, provided that nobody believes a bare acknowledgement too early:
+//! this right, provided that a bare acknowledgement is not believed too early:
 //!
 //! 1. The broker sends B's return before B's acknowledgement. lapin handles frames in order, in
 //!    one thread, and every confirmation takes the oldest waiting return, if there is one. So when
@@ -35,9 +35,9 @@ use tokio::time::Instant;
 /// published again.
 pub(super) type Key = (String, String, String);
 
-/// A return that nobody has claimed for so long concerns a publish that was decided without it.
+/// A return that was not claimed within this time concerns a publish that was decided without it.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
-/// From so many on, forgotten ones are looked for.
+/// From this many returns on, old ones are removed.
 const MANY: usize = 1_024;
 
 /// The returns that have been seen on a channel and not yet been attributed.
@@ -65,7 +65,7 @@ impl Returns {
         seen.published
     }
 
-    /// Notes a return, whoever carried it, and says whose it is.
+    /// Notes a return, whichever confirmation carried it; answers with the publish that it belongs to.
     pub(super) fn note(&self, message: &BasicReturnMessage) -> Key {
         let delivery = &message.delivery;
         let id = delivery.properties.message_id().as_ref().map(ToString::to_string).unwrap_or_default();

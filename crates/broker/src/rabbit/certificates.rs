@@ -1,4 +1,4 @@
-//! When the certificates of a connection end: ours, and the broker's. Who has to renew them is told in time.
+//! When the certificates of a connection expire: ours, and the broker's. The log warns in time.
 
 use std::fmt;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 pub enum Whose {
     /// That of `broker.tls.certificate`, as the file is now.
     Own,
-    /// What the broker has last shown.
+    /// The certificate that the broker last showed.
     Broker,
 }
 
@@ -45,7 +45,7 @@ impl fmt::Display for Whose {
 pub struct Certificate {
     /// Whose it is.
     pub whose: Whose,
-    /// From then on nobody accepts it.
+    /// When it expires.
     pub ends: Time,
 }
 
@@ -82,7 +82,7 @@ struct State {
     broker: Option<Time>,
     /// When the broker last showed its own.
     shown: Option<Instant>,
-    /// Each stage of each certificate is told once.
+    /// What was logged already: each stage of each certificate is logged once.
     told: Vec<(Certificate, Soon)>,
 }
 
@@ -99,10 +99,10 @@ impl Certificates {
         wait(self.state().shown.max(asked).map(|at| at.elapsed()), every)
     }
 
-    /// Looks at our own, and tells in the log what ends soon.
+    /// Reads our own certificate, and logs what expires soon.
     pub(super) fn look(&self, files: &BrokerTls) {
         let own = files.own.as_ref().map(|own| tls::certificates(&own.certificate));
-        // One that cannot be read is told when it is needed.
+        // A certificate that cannot be read is reported when it is needed.
         if let Some(Ok(own)) = own {
             self.state().own = tls::ends(&own);
         }

@@ -1,8 +1,8 @@
 //! One supervised connection: it is opened, watched, and opened again for as long as it is wanted.
 //!
-//! lapin can recover connections by itself. That is not used: it brings consumers back on its own
-//! terms, and nothing here could then tell an old channel from a new one. Instead everyone who
-//! needs a channel follows the [`Line`] and makes a fresh one after each reconnection.
+//! lapin can recover connections by itself. That is not used: it brings consumers back on its own terms, and nothing
+//! here could then tell an old channel from a new one. Instead every task that needs a channel follows the [`Line`] and
+//! makes a fresh one after each reconnection.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -43,11 +43,11 @@ const HEARTBEAT_SECONDS: u16 = 10;
 const PULSE: Duration = Duration::from_millis(500);
 /// How often the broker is asked whether it answers: heartbeats tell only after twice their time that it does not.
 const PROBE: Duration = Duration::from_secs(1);
-/// A broker that has not answered for so long is away, until it answers or the connection is lost. The connection stays:
-/// a broker that is only slow would have to hand out everything once more.
+/// A broker that has not answered for so long is away, until it answers or the connection is lost. The connection
+/// stays: a broker that is only slow would have to hand out everything once more.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Where the broker is, and who we are to it. Shown without the credentials.
+/// Where the broker is, and the credentials for it. Shown without the credentials.
 #[derive(Clone)]
 pub(super) struct Address {
     uri: AMQPUri,
@@ -67,7 +67,7 @@ impl Address {
         {
             uri.authority.host = ip.to_string();
         }
-        // `amqp://host/` names the virtual host with no name. Nobody has one; people mean `/`.
+        // `amqp://host/` names the virtual host with no name. No broker has one; people mean `/`.
         if uri.vhost.is_empty() {
             uri.vhost = "/".into();
         }
@@ -92,7 +92,7 @@ impl Address {
         (&self.uri.authority.host, self.uri.authority.port)
     }
 
-    /// Who we are to the broker.
+    /// The user at the broker.
     pub(super) fn user(&self) -> &str {
         &self.uri.authority.userinfo.username
     }
@@ -102,7 +102,7 @@ impl Address {
         self.uri.scheme == AMQPScheme::AMQPS
     }
 
-    /// Whether the broker is to know us by our certificate, and not by a password.
+    /// Whether we log in by our certificate, and not by a password.
     pub(super) fn logs_in_by_certificate(&self) -> bool {
         self.uri.query.auth_mechanism == Some(SASLMechanism::External)
     }
@@ -116,7 +116,7 @@ impl Address {
         let at = self.clone();
         let connect = async move |uri: AMQPUri, _| {
             let longest = uri.query.frame_max.unwrap_or_default();
-            // What the broker hands on may be nothing that lapin can read.
+            // The broker may hand on messages that lapin cannot read.
             let sieved = |stream| Ok(AsyncTcpStream::Plain(Sieved::new(stream, longest)));
             let plain = AMQPUri { scheme: AMQPScheme::AMQP, ..uri };
             let stream = plain.connect_async(&tokio).await?;
@@ -171,7 +171,7 @@ impl Address {
         let stream = TcpStream::connect((host, port)).await?;
         let mut stream = TlsConnector::from(Arc::new(client)).connect(name, stream).await?;
         self.certificates.shown(stream.get_ref().1.peer_certificates().unwrap_or_default());
-        // An end in good order, which RabbitMQ takes for somebody who looks whether the port is open.
+        // An orderly end, which RabbitMQ takes for a check whether the port is open.
         stream.shutdown().await
     }
 
@@ -248,8 +248,8 @@ pub(super) struct Link {
 impl Link {
     /// Connects, and then keeps the connection until [`close`](Self::close) or drop.
     ///
-    /// The first attempt is the only one that can fail: wrong addresses and passwords have to be
-    /// told to whoever starts the program, not retried behind their back.
+    /// The first attempt is the only one that can fail: wrong addresses and passwords must be reported when the program
+    /// starts, not retried silently.
     pub(super) async fn connect(address: Address, name: String, entropy: Entropy) -> Result<Self, BrokerError> {
         let connection = address.open(&name).await?;
         Ok(Self::keep(address, name, entropy, Ok(connection)))
@@ -292,7 +292,7 @@ impl Link {
         self.blocked.clone()
     }
 
-    /// Why it is of no use; nothing when it is up and the broker answers.
+    /// Why the connection cannot be used; `None` when it is up and the broker answers.
     pub(super) fn unavailable(&self) -> Option<String> {
         match &*self.line.borrow() {
             Line::Up(_) => self.silent.borrow().then(|| "the broker does not answer".to_owned()),
@@ -421,8 +421,8 @@ impl Keeper {
         }
     }
 
-    /// What the broker answers. It is silent from when it has not answered for a while until it does; one that has blocked
-    /// the connection does not read what is asked, and is not asked.
+    /// What the broker answers. It is silent from when it has not answered for a while until it does; one that has
+    /// blocked the connection does not read what is asked, and is not asked.
     async fn answer<T>(&self, asked: impl Future<Output = lapin::Result<T>>) -> Option<lapin::Result<T>> {
         if *self.blocked.borrow() {
             return None;

@@ -85,7 +85,7 @@ impl Flow {
     }
 }
 
-/// Why deliveries have ceased to come.
+/// Why deliveries have stopped.
 enum Ebb {
     /// The consumer was cancelled or dropped here.
     Cancelled,
@@ -103,7 +103,7 @@ struct Tap {
     deliver: mpsc::Sender<Delivery>,
     cancelled: mpsc::Receiver<()>,
     backoff: Backoff,
-    /// A consumer that gets nothing for so long, and has nothing in hand, subscribes anew.
+    /// A consumer that gets nothing for this long, and has no unsettled deliveries, subscribes anew.
     ///
     /// RabbitMQ 3.10 does not tell the consumers of a quorum queue that is deleted and at once
     /// declared again. It even counts them, and counts messages as delivered to them, but nothing

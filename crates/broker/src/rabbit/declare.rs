@@ -43,8 +43,8 @@ pub(super) async fn apply(connection: &Connection, topology: &Topology) -> Resul
     Err(BrokerError::Topology(differences.join("\n")))
 }
 
-/// The exchanges and queues that do not exist. Whoever may neither declare, write nor read one cannot look on newer
-/// brokers; what could not be looked at is told in the log.
+/// The exchanges and queues that do not exist. On newer brokers a user that may neither declare, write nor read one of
+/// them cannot check it; what could not be checked is logged.
 pub(super) async fn absent(connection: &Connection, topology: &Topology) -> Result<Vec<String>, BrokerError> {
     let steps: Vec<_> =
         topology.exchanges.iter().map(Step::Exchange).chain(topology.queues.iter().map(Step::Queue)).collect();
@@ -72,7 +72,7 @@ pub(super) async fn expect(connection: &Connection, topology: &Topology) -> Resu
     }
     Err(BrokerError::Topology(format!(
         "{} of {} exchanges and queues are missing on the broker, and broker.declare is false, so this program does not \
-         declare them: {}. Whoever manages the broker runs `roundelay topology apply` with a user that may declare, or \
+         declare them: {}. The broker's administrator runs `roundelay topology apply` with a user that may declare, or \
          imports what `roundelay topology export` writes",
         absent.len(),
         topology.exchanges.len() + topology.queues.len(),

@@ -1,5 +1,5 @@
-//! What a broker says to somebody who only looks: how far one gets with it, and what its management API tells.
-//! Nothing is declared, published or consumed.
+//! Examining a broker: how far a connection gets, and what its management API tells. Nothing is declared, published or
+//! consumed.
 
 use std::sync::Arc;
 
@@ -17,25 +17,25 @@ use super::certificates::Certificate;
 use super::connection::{Address, in_words};
 use super::management::{self, Api};
 
-/// How far one gets with the broker.
+/// How far a connection gets.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reached {
     /// Nothing answers at its address.
     NoAnswer(String),
-    /// Somebody answers, and the files of `broker.tls` cannot be used.
+    /// A server answers, and the files of `broker.tls` cannot be used.
     NoFiles(String),
-    /// Somebody answers, and the TLS handshake fails.
+    /// A server answers, and the TLS handshake fails.
     NoTls(rustls::Error),
-    /// Somebody answers, and it is no TLS, or the connection ended within the handshake.
+    /// A server answers, and it does not speak TLS, or the connection ended within the handshake.
     NoHandshake(String),
-    /// The broker, or what answers there, does not let us in.
+    /// The broker, or the server that answers there, refuses the login.
     Refused {
         /// AMQP's reply code, where it is a broker.
         code: Option<u16>,
         /// What it says.
         words: String,
     },
-    /// We are in.
+    /// The login worked.
     In(Negotiated),
 }
 
@@ -50,7 +50,7 @@ pub struct Negotiated {
     pub channel_max: u16,
 }
 
-/// Where the broker is, and who we are to it.
+/// Where the broker is, and the user at it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     /// The host of the URL.
@@ -77,8 +77,8 @@ impl Place {
     }
 }
 
-/// Goes as far as it gets: a connection, TLS where the URL wants it, the login. All is closed again. Also what is
-/// then known of the certificates.
+/// Connects as far as possible: a connection, TLS where the URL wants it, the login. All is closed again. Answers also
+/// with what is then known of the certificates.
 pub async fn reach(url: &str, tls: &BrokerTls) -> (Reached, Vec<Certificate>) {
     let address = match Address::parse(url) {
         Ok(address) => address.with_tls(tls.clone()),
@@ -138,7 +138,7 @@ async fn handshake(stream: TcpStream, address: &Address) -> Result<(), Reached> 
 /// What the management API tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// Who we are to it.
+    /// The user at the management API.
     pub user: String,
     /// The broker's version.
     pub version: String,

@@ -27,7 +27,7 @@ pub(super) fn write(trace: &Carried) -> FieldTable {
     headers
 }
 
-/// The span that has sent a message with these headers. Whatever else they hold is somebody else's.
+/// The span that has sent a message with these headers. Other headers are not the engine's.
 pub(super) fn read(headers: &FieldTable) -> Option<Carried> {
     let context = Context::parse(text(headers, PARENT)?, text(headers, STATE))?;
     let published = match headers.inner().get(PUBLISHED) {

@@ -1,5 +1,6 @@
-//! In place of RabbitMQ in a program that was built without the feature `rabbitmq`: its addresses are read, and connecting
-//! says what is missing. What RabbitMQ's rules are is there all the same, since the embedded broker follows them.
+//! In place of RabbitMQ in a program that was built without the feature `rabbitmq`: its addresses are read, and
+//! connecting says what is missing. What RabbitMQ's rules are is there all the same, since the embedded broker follows
+//! them.
 
 #[allow(dead_code, reason = "only connections to RabbitMQ note certificates")]
 pub mod certificates;

@@ -35,8 +35,8 @@ pub(super) struct Place<'a> {
     pub(super) tls: &'a BrokerTls,
 }
 
-/// Everything in the virtual host that [`compare`](super::check::compare) looks at, or why it is not to be
-/// had, without the password.
+/// Everything in the virtual host that [`compare`](super::check::compare) looks at, or why that cannot be had, without
+/// the password.
 pub(super) async fn snapshot(place: &Place<'_>, topology: &Topology) -> Result<Snapshot, String> {
     let api = Api::new(place)?;
     let exchanges: Vec<ExchangeRow> = api.list("exchanges", "name,type,durable,arguments").await?;
@@ -58,7 +58,7 @@ pub(super) async fn snapshot(place: &Place<'_>, topology: &Topology) -> Result<S
     })
 }
 
-/// How many bytes of memory all nodes of the broker take, or why that is not to be had, without the password.
+/// How many bytes of memory all nodes of the broker take, or why that cannot be had, without the password.
 ///
 /// # Errors
 /// When the management API at `url` cannot be asked.
@@ -72,7 +72,7 @@ pub async fn memory_of_nodes(url: &str, tls: &BrokerTls) -> Result<u64, String> 
     Ok(nodes.iter().map(|node| node.mem_used).sum())
 }
 
-/// How many messages come and go in a second, by queue. A queue of which nobody has heard for a while has none.
+/// How many messages come and go in a second, by queue. A queue without recent statistics has none.
 pub(super) async fn rates(place: &Place<'_>) -> Result<BTreeMap<String, Rates>, String> {
     #[derive(Default, Deserialize)]
     struct Details {
@@ -168,7 +168,7 @@ impl Api {
         format!("the management API at {} cannot be asked: {}", self.base, root_cause(&error.without_url()))
     }
 
-    /// Who we are to it.
+    /// The user at the management API.
     pub(super) fn user(&self) -> &str {
         &self.user
     }

@@ -9,7 +9,7 @@
 //! - `declare`: the topology over AMQP; `remove` deletes it.
 //! - [`check`]: what on a broker differs from the topology, `policies` included; `management` fetches
 //!   what it compares.
-//! - [`examine`]: what a broker says to somebody who only looks: how far one gets, and what its management API tells.
+//! - [`examine`]: examining a broker: how far a connection gets, and what its management API tells.
 //! - [`definitions`](fn@definitions): the topology for `rabbitmqctl import_definitions`; [`users`]: who may do what
 //!   with it.
 

@@ -1,4 +1,4 @@
-//! How long RabbitMQ is waited for.
+//! How long a client waits for RabbitMQ.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ pub struct Patience {
     pub connection: Duration,
     /// How long a publish then waits for its confirmation.
     pub confirmation: Duration,
-    /// How long a consumer with nothing in hand may get nothing, before it subscribes anew.
+    /// How long a consumer without unsettled deliveries may get nothing, before it subscribes anew.
     pub silence: Duration,
-    /// For how long what is known of the broker's certificate counts, before the broker is asked for it again.
+    /// How long the broker's certificate is taken as known, before the broker is asked for it again.
     pub certificate: Duration,
 }
 

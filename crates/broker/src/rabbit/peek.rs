@@ -1,4 +1,4 @@
-//! Looking at a queue that nobody consumes: what is there is fetched one by one, and put back or done with.
+//! Looking at a queue without consumers: its messages are fetched one by one, and put back or acknowledged.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use super::headers::unreadable;
 use super::settle::requeue;
 use crate::{BrokerError, PeekedMessage};
 
-/// So many go by one channel: of more, one that closes may forget that they were acknowledged, since a quorum queue's
-/// log confirms only so many at a time.
+/// How many messages go by one channel. A channel that closes may forget acknowledgements of more than these, since a
+/// quorum queue's log confirms only so many at a time.
 const PER_CHANNEL: usize = 32;
-/// No more is fetched once there is so much.
+/// Fetching stops once the bodies have this many bytes.
 const MAX_PEEKED_BYTES: usize = 16 << 20;
 
 /// Fetches the first messages of a queue, at most `most`.

@@ -65,10 +65,10 @@ pub(super) fn unknown(topology: &Topology, seen: &Snapshot) -> Option<Finding> {
     })
 }
 
-/// Which policy it is that sets `key`, and how to take it away.
+/// The policy that sets `key`, and how to remove it.
 fn culprit(queue: &SeenQueue, key: &str, seen: &Snapshot) -> (String, String) {
     let sets = |policies: &BTreeMap<String, Map<String, Value>>, name: &Option<String>| {
-        // A policy whose definition may not be seen is under suspicion.
+        // A policy whose definition may not be seen may be the one.
         name.as_ref().filter(|name| policies.get(*name).is_none_or(|definition| definition.contains_key(key))).cloned()
     };
     let policy = sets(&seen.policies, &queue.policy).map(|name| ("policy", "clear_policy", name));
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(findings[0].what, "operator policy `caps` sets `expires` on `work`");
         assert!(findings[0].mend.contains("clear_operator_policy"));
 
-        // Credentials that may not read policies: both are under suspicion.
+        // With credentials that may not read policies, either may be the one.
         snapshot.policies.clear();
         snapshot.operator_policies.clear();
         let what = &compare(&topology, &snapshot)[0].what;

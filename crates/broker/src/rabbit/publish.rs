@@ -35,16 +35,16 @@ const TRIES: u8 = 4;
 /// How long an exchange that was found absent is taken to be. Every publish to an absent exchange
 /// closes the channel, and a stream of them would bring publishing to a halt for all.
 const ABSENT_FOR: Duration = Duration::from_secs(1);
-/// A channel on which nothing has been confirmed for so long, though something was published, is given up: a message that
-/// reached RabbitMQ before the leader of its quorum queue was there, as just after a start, keeps all others on the channel
-/// waiting. What was in flight goes out once more on the next channel.
+/// A channel on which nothing has been confirmed for so long, though something was published, is given up: a message
+/// that reached RabbitMQ before the leader of its quorum queue was there, as just after a start, keeps all others on
+/// the channel waiting. What was in flight goes out once more on the next channel.
 const STALL: Duration = Duration::from_secs(5);
-/// How often it is looked for that.
+/// How often the channel is checked for that.
 const LOOK: Duration = Duration::from_secs(1);
 /// How long those in flight may take to end once their channel has.
 const WIND_UP: Duration = Duration::from_secs(1);
 
-/// Publishes messages and tells each one's fate.
+/// Publishes messages, and answers for each.
 pub(super) struct Publisher {
     jobs: mpsc::Sender<Job>,
     line: watch::Receiver<Line>,
@@ -174,7 +174,7 @@ impl Desk {
         }
     }
 
-    /// The connection. When it is lost, those that wait for their turn are told at once: their
+    /// The connection. When it is lost, publishes that wait for their turn are answered at once: their
     /// callers know better than this queue what is still worth sending when the broker is back.
     async fn connection(&mut self) -> Option<Arc<Connection>> {
         loop {
@@ -218,7 +218,7 @@ impl Desk {
                     open = count > 0;
                     for job in taken.drain(..) {
                         if job.forsaken() {
-                            continue; // The caller has given up. Nobody wants to be told.
+                            continue; // The caller has given up, and needs no answer.
                         }
                         if self.absent.has(job.exchange.as_str()) {
                             job.exchange_absent();

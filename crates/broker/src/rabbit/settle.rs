@@ -1,9 +1,9 @@
 //! Settling deliveries, many with one frame where that can be.
 //!
-//! Whoever has worked a delivery says so and goes on. One task for each channel writes it down: what was said
-//! while the last frame was on its way is settled together. An acknowledgement can stand for all deliveries up
-//! to its own, which spares the broker an entry of the queue's log for each of them; those that end out of
-//! their turn, because one before them still runs, are acknowledged one by one.
+//! A worker reports what becomes of a delivery and goes on. One task for each channel writes the settlements: those
+//! that came while the last frame was on its way are written together. An acknowledgement can stand for all deliveries
+//! up to its own, which spares the broker an entry of the queue's log for each of them; those that end out of order,
+//! because an earlier one still runs, are acknowledged one by one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::connection::in_words;
 
 /// How long the broker may take to confirm the closing of a channel.
 const CLOSE_WITHIN: Duration = Duration::from_secs(5);
-/// So many are settled together at most.
+/// The most deliveries that are settled together.
 const MAX_ACKS_TOGETHER: usize = 1_024;
 
 /// What is to become of a delivery.
@@ -37,12 +37,12 @@ enum Fate {
     Requeued,
 }
 
-/// The settlements that were said and are not written yet, on all channels.
+/// The settlements that are not written yet, on all channels.
 #[derive(Clone, Default)]
 pub(super) struct Backlog(Arc<(AtomicUsize, Notify)>);
 
 impl Backlog {
-    /// Waits until everything is written that was said before.
+    /// Waits until all settlements that were reported before are written.
     pub(super) async fn written(&self) {
         let (count, none) = &*self.0;
         loop {
@@ -93,7 +93,7 @@ impl Desk {
         Self { sender, backlog }
     }
 
-    /// How many deliveries are in somebody's hand.
+    /// How many deliveries are not settled yet.
     pub(super) fn in_hand(&self) -> usize {
         self.sender.strong_count() - 1
     }
@@ -145,7 +145,7 @@ impl Drop for Unsettled {
     }
 }
 
-/// Writes what was said together.
+/// Writes settlements together.
 async fn write(together: &mut [Settlement], settled: &mut Settled) {
     together.sort_unstable_by_key(|one| one.tag);
     let with = |fate| together.iter().filter(move |one| one.fate == fate);

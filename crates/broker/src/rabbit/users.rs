@@ -68,8 +68,8 @@ impl Role {
                 let all = [publishing, consumed].concat();
                 (all.clone(), all, exchanges)
             }
-            // A message for a queue that does not exist is not returned, so it asks for the queue first, by declaring it
-            // passively, which newer brokers grant to those who have any permission on it. Writing to a queue is
+            // A message for a queue that does not exist is not returned, so it asks for the queue first, by declaring
+            // it passively, which newer brokers grant to those who have any permission on it. Writing to a queue is
             // binding it, and without reading an exchange there is nothing to bind it to.
             Self::Publisher => {
                 let queues = topology.queues.iter().map(|queue| queue.name.as_str());
@@ -82,8 +82,8 @@ impl Role {
             // declare it.
             Self::Worker => (vec![], publishing, consumed),
             Self::Monitor => (vec![], vec![], vec![]),
-            // Who may read a queue may purge it, so no platform queue is among these. To publish on a queue's page takes
-            // the default exchange, which leads to every queue: what goes back goes by `jobs`.
+            // A user that may read a queue may purge it, so no platform queue is among these. To publish on a queue's
+            // page takes the default exchange, which leads to every queue: what goes back goes by `jobs`.
             Self::Operator => (vec![], vec![jobs], vec![escape(&names.quarantine()), unrouted]),
         };
         Permissions { configure: any_of(configure), write: any_of(write), read: any_of(read) }
@@ -132,7 +132,7 @@ pub fn definitions(users: &[(Role, Option<String>)]) -> Vec<Value> {
     users.iter().map(user).collect()
 }
 
-/// What all of them may do in the virtual host, likewise.
+/// What all users may do in the virtual host, in RabbitMQ's definitions format.
 pub fn permissions(topology: &Topology, vhost: &str) -> Vec<Value> {
     let permission = |role: Role| {
         let Permissions { configure, write, read } = role.permissions(topology);
@@ -171,7 +171,7 @@ mod tests {
             ("sync-ios", &[Declares], &[Declares, Publisher], &[Worker]),
             ("r.x.lane.1.sync-ios", &[Declares], &[Declares], &[Worker]),
             ("w.b", &[Declares], &[Declares, Publisher], &[Worker]),
-            // Dots are no wildcards, patterns hold for whole names, and the default exchange is nobody's.
+            // Dots are no wildcards, patterns hold for whole names, and no user may use the default exchange.
             ("wxb", &[], &[], &[]),
             ("rxx.jobs", &[], &[], &[]),
             ("r.x.jobs2", &[], &[], &[]),

@@ -219,7 +219,7 @@ mod tests {
             parent: 0,
             priority: None,
         };
-        let (sent, looks, watch_at, holder) = (true, 0, at(1_010), Holder::Nobody);
+        let (sent, looks, watch_at, holder) = (true, 0, at(1_010), Holder::None);
         LateChain { hint, state: ChainState::Active, sent, looks, watch_at, holder, worker: None, reason: None }
     }
 

@@ -1,4 +1,4 @@
-//! Who may use the API, what they have done and what they have asked, in SQL: single statements, each a
+//! The API's tokens, audit and requests, in SQL: single statements, each a
 //! transaction by itself.
 
 use std::time::Duration;
@@ -53,8 +53,8 @@ const BEGIN_AUDIT: &str = concat!(
 const END_AUDIT: &str = "UPDATE audit SET status = $2, detail = coalesce($3, detail) WHERE number = $1";
 const AUDIT: &str = "SELECT number, at, actor, scope, action, target, detail, status FROM audit
                      WHERE number < $1 ORDER BY number DESC LIMIT $2";
-/// Takes the place of what is too old, or whose holder is dead. With a new number, whoever held it before cannot end
-/// it any more.
+/// Takes the place of what is too old, or whose holder is dead. With a new number, the server that held the request
+/// before cannot end it any more.
 const BEGIN_REQUEST: &str = concat!(
     "WITH now AS MATERIALIZED (SELECT ",
     now!(),

@@ -1,7 +1,9 @@
 //! The ledger's time by the server's clock: see [`Followed`].
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use async_trait::async_trait;
 use roundelay_model::calendar::{Calendar, Stretch};
 use roundelay_model::clock::{Reading, Seen, Time, instant};
 use tokio::time::Instant;
@@ -9,21 +11,22 @@ use tokio_postgres::{Client, Error, Row};
 
 use super::PostgresLedger;
 use super::connect::words;
+use crate::clock::LedgerClock;
 use crate::error::LedgerError;
 
 /// A reading: what the server's clock shows, and how far that has been set in all.
 pub(super) const READ: &str =
     "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8, set_by, version FROM ledger_clock";
-/// Of several who notice at once, the first writes.
+/// Of several workers that notice at once, the first writes.
 const CORRECT: &str = "
     WITH told AS (UPDATE ledger_clock SET set_by = $1, version = version + 1 WHERE version = $2 RETURNING set_by),
          old AS (DELETE FROM clock_sets
                  WHERE since < (SELECT since FROM clock_sets ORDER BY since DESC OFFSET 31 LIMIT 1))
     INSERT INTO clock_sets (since, ahead) SELECT $3, set_by / 1000 FROM told";
-/// Who opens the ledger later knows that its time was this already.
+/// Notes the time, so that a worker that opens the ledger later does not begin before it.
 const SEEN: &str = "UPDATE ledger_clock SET seen = greatest(seen, $1)";
 const LAST: &str = "SELECT seen FROM ledger_clock";
-/// In milliseconds.
+/// How often the time is noted, in milliseconds.
 const SEEN_EVERY: i64 = 10_000;
 const SETS: &str = "SELECT since, ahead FROM clock_sets ORDER BY since";
 
@@ -40,7 +43,7 @@ pub(super) async fn correct(client: &Client, seen: &Seen, reading: Reading) -> R
 
 /// What the ledger remembers of the server's clock, and a first reading of it.
 ///
-/// Who only looks does not write that the server's clock was set back while nobody was there.
+/// Without `writes` (a program that only looks), a server's clock that was set back while no worker ran is not noted.
 pub(super) async fn first(client: &Client, writes: bool) -> Result<(Seen, Calendar), Error> {
     let rows = client.query(SETS, &[]).await?;
     let stretches =
@@ -51,7 +54,7 @@ pub(super) async fn first(client: &Client, writes: bool) -> Result<(Seen, Calend
     let mut first = seen(&row, asked)?;
     let last: i64 = client.query_one(LAST, &[]).await?.try_get(0)?;
     if first.server - first.set < last {
-        // The server's clock was set back while nobody was there: time goes on from where it was.
+        // The server's clock was set back while no worker ran: time goes on from where it was.
         let set = first.server - last;
         if writes {
             client.execute(CORRECT, &[&set, &first.version, &last.div_euclid(1_000)]).await?;
@@ -84,5 +87,24 @@ impl PostgresLedger {
             }
             None => Ok(()),
         }
+    }
+}
+
+#[async_trait]
+impl LedgerClock for PostgresLedger {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    fn calendar(&self) -> Arc<Calendar> {
+        self.clock().calendar()
+    }
+
+    async fn read_clock(&self) -> Result<(), LedgerError> {
+        self.read().await
     }
 }

@@ -46,12 +46,12 @@ const BY_INDEX: &str = "
     SET enable_hashjoin = off;
     SET enable_mergejoin = off;";
 
-/// Set by those who only look.
+/// Set on connections that only look.
 const READ_ONLY: &str = "SET default_transaction_read_only = on";
 
 /// Added for those that lock rows. A worker that freezes or is cut off with chains locked keeps every group waiting in
-/// which another has one of these, and that is soon all of them: so it is put out by the server, before the others' lock
-/// timeouts.
+/// which another has one of these, and that is soon all of them: so the server ends its session, before the others'
+/// lock timeouts.
 const PUT_OUT_SOON: &str = "SET idle_in_transaction_session_timeout = '2s'";
 /// The same for slots. Nothing of a throttle starts anywhere while its row is locked, and a transaction takes two
 /// statements only.
@@ -70,7 +70,7 @@ pub(super) enum Use {
     Long(Duration),
 }
 
-/// Where the ledger is, and who we are to it. Shown without the credentials.
+/// Where the ledger is, and the credentials for it. Shown without the credentials.
 #[derive(Clone)]
 pub(super) struct Address {
     config: Config,
@@ -111,7 +111,7 @@ pub(super) fn parse(url: &str) -> Result<Route, String> {
     if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
         return Err("not a PostgreSQL URL: it names no host".into());
     }
-    // Whoever stands between two machines can answer for the server, and say that it has no TLS.
+    // An attacker between two machines can answer for the server, and say that it has no TLS.
     let usual = if is_here(&config) { Mode::Prefer } else { Mode::VerifyFull };
     let mode = said.unwrap_or(usual);
     config.ssl_mode(mode.negotiation());
@@ -162,8 +162,8 @@ fn explain(unsaid: bool, words: String) -> String {
     }
     format!(
         "{words}; the host is not this machine, so sslmode is verify-full where the URL does not say otherwise: name \
-         the server's authority (?sslrootcert=FILE), or, where nobody else is in the network between, say so \
-         (?sslmode=disable, or ?sslmode=require for encryption with whoever answers)"
+         the server's authority (?sslrootcert=FILE), or, on a network that you trust, say so \
+         (?sslmode=disable, or ?sslmode=require for encryption that does not check the server)"
     )
 }
 
@@ -176,19 +176,19 @@ impl Address {
         Ok(Self { config, tls, unsaid, shown: url.to_string(), looks: false })
     }
 
-    /// The same, for those who only look.
+    /// The same address, for connections that only look.
     pub(super) fn for_looking(mut self) -> Self {
         self.config.target_session_attrs(TargetSessionAttrs::Any);
         self.looks = true;
         self
     }
 
-    /// Opens a connection as the server gives it to us.
+    /// Opens a connection, without setting it up.
     pub(super) async fn dial(&self) -> Result<(Client, AbortHandle), Error> {
         let several = self.looks && self.config.get_hosts().len() > 1;
         let mut connected = None;
         if several {
-            // Whoever only looks is content with one that takes no writes, where none does.
+            // To look, a server that takes no writes will do, where none takes writes.
             let mut writes = self.config.clone();
             writes.target_session_attrs(TargetSessionAttrs::ReadWrite);
             connected = writes.connect(self.tls.clone()).await.ok();
@@ -261,8 +261,8 @@ pub(super) struct Session {
 /// How long a caller waits for an answer before its giving up says something of the connection.
 const UNANSWERED: Duration = Duration::from_secs(1);
 
-/// A caller that waits for an answer, and may be given up itself. A network that is dead says nothing, and who gives up
-/// sooner than the connection's own time limit would else find the same dead connection each time.
+/// A caller that waits for an answer, and may be given up itself. A dead network sends nothing, and a caller that gives
+/// up sooner than the connection's own time limit would else find the same dead connection each time.
 pub(super) struct Waiting<'a> {
     session: &'a Session,
     since: Instant,

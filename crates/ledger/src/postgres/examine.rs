@@ -1,4 +1,4 @@
-//! What somebody finds who only looks at a ledger's server: nothing there is created or changed.
+//! Examining a ledger's server without creating or changing anything there.
 
 use roundelay_model::clock::{Clock, Time};
 use roundelay_model::secret::Secret;
@@ -16,9 +16,9 @@ pub struct SeenServer {
     pub in_recovery: bool,
     /// Transactions are read-only unless they ask for more.
     pub read_only: bool,
-    /// The setting of the database or the role.
+    /// The default isolation level, as the database or the role has it.
     pub isolation: String,
-    /// Likewise.
+    /// The setting `synchronous_commit`, as the database or the role has it.
     pub synchronous_commit: String,
     /// Whether it flushes to disk at all.
     pub fsync: bool,
@@ -28,9 +28,9 @@ pub struct SeenServer {
     pub autovacuum: bool,
     /// Connections that ordinary users may have, and how many there are.
     pub connections: (i64, i64),
-    /// Those that this role may have, if that is limited, and has.
+    /// Connections that this role may have, if that is limited, and has.
     pub of_role: (Option<i64>, i64),
-    /// Likewise of the database.
+    /// Connections that the database may have, if that is limited, and has.
     pub of_database: (Option<i64>, i64),
     /// The schema in which the ledger is, or would be.
     pub schema: Option<String>,
@@ -81,7 +81,7 @@ pub struct Unasked {
     pub words: String,
 }
 
-/// Of the sessions of others, whoever is no monitor sees little more than that they are there.
+/// A role that is no monitor sees little more of other roles' sessions than that they exist.
 const SERVER: &str = "
     SELECT current_setting('server_version_num')::int4, pg_is_in_recovery(),
            current_setting('default_transaction_read_only')::bool, current_setting('default_transaction_isolation'),
@@ -97,7 +97,7 @@ const SERVER: &str = "
            current_schema()::text, to_regclass('meta') IS NOT NULL,
            coalesce(has_schema_privilege(current_schema(), 'CREATE'), false)";
 const CLOCK: &str = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8";
-/// The catalogue's tables are asked, so that a table which may not be read is told of, too.
+/// The catalogue's tables are asked, so that a table that may not be read is reported, too.
 const SEEN: &str = "
     SELECT c.relname::text, coalesce(s.n_dead_tup, 0), coalesce(s.n_live_tup, 0), pg_total_relation_size(c.oid),
            has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT')
@@ -171,7 +171,7 @@ async fn ledger(client: &Client) -> Result<SeenLedger, Error> {
     Ok(SeenLedger { version, known: schema::VERSION as u32, highest, withheld, unwritten, bloated, bytes })
 }
 
-/// Writes in a transaction that is rolled back. It waits for nobody long, and nobody waits for it.
+/// Writes in a transaction that is rolled back. It does not wait long for locks, and holds none that others wait for.
 async fn try_to_write(client: &Client) -> Result<(), Error> {
     client.batch_execute("BEGIN; SET LOCAL lock_timeout = '2s'").await?;
     let written = client.execute("UPDATE meta SET value = value WHERE name = 'ledger_id'", &[]).await;

@@ -11,12 +11,12 @@ use tokio_postgres::{Error, Row};
 use super::PostgresLedger;
 use super::connect::words;
 use super::group::small;
-use super::views::time;
+use super::reader::{Reader, Result};
+use super::reports::time;
+use super::verbs::RecordFailure;
 use crate::error::LedgerError;
 use crate::failed::{DueItem, FailureCursor, FailureFilter, Failures, Hold, Plan, PlannedItem};
 use crate::look::sql_like;
-
-type Result<T> = std::result::Result<T, LedgerError>;
 
 /// The columns that [`failure`] reads, of a failure `f`.
 macro_rules! failure_columns {
@@ -25,7 +25,6 @@ macro_rules! failure_columns {
          f.permanent, f.fed"
     };
 }
-pub(super) use failure_columns;
 
 /// How many columns that are.
 const AFTER_FAILURE: usize = 12;
@@ -50,7 +49,7 @@ macro_rules! now {
     };
 }
 
-pub(super) fn failure(row: &Row) -> std::result::Result<Failure, Error> {
+pub(super) fn failure(row: &Row) -> Result<Failure, Error> {
     Ok(Failure {
         kind: row.try_get(0)?,
         key: row.try_get(1)?,
@@ -193,6 +192,18 @@ impl Failures for PostgresLedger {
         let (at, next) = (at.as_millis(), next_retry_at.map(Time::as_millis));
         self.reader.execute(sql, &[&id, &reason, &code, &at, &next, &permanent]).await.map(drop)
     }
+
+    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError> {
+        self.rest.write(RecordFailure { kind, key, failed, at }).await
+    }
+
+    async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {
+        self.reader.failures(limit).await
+    }
+
+    async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>, LedgerError> {
+        self.reader.failures_of(kind, key).await
+    }
 }
 
 impl PostgresLedger {
@@ -209,7 +220,7 @@ impl PostgresLedger {
                        WHERE kind = $1 AND key = $2 AND item = $3 AND next_retry_at = $4 AND NOT permanent";
             return Ok(self.reader.execute(sql, &[&kind, &key, &item, &seen, &next]).await? == 1);
         };
-        // Who writes jobs takes turns: see `write`.
+        // Transactions that write jobs take turns: see `write`.
         let sql = concat!(
             "WITH turn AS MATERIALIZED (
                  SELECT pg_advisory_xact_lock(hashtextextended('roundelay jobs ' || current_schema(), 0))),
@@ -229,5 +240,21 @@ impl PostgresLedger {
         let rows = self.reader.query(sql, &parameters).await?;
         let fed: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(told)?;
         Ok(fed == 1)
+    }
+}
+
+impl Reader {
+    pub(super) async fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
+        let sql = concat!("SELECT ", failure_columns!(), " FROM failures f ORDER BY f.last_at DESC LIMIT $1");
+        self.rows(sql, &[&i64::from(limit)], failure).await
+    }
+
+    pub(super) async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>> {
+        let sql = concat!(
+            "SELECT ",
+            failure_columns!(),
+            " FROM failures f WHERE f.kind = $1 AND f.key = $2 ORDER BY f.last_at DESC"
+        );
+        self.rows(sql, &[&kind, &key], failure).await
     }
 }

@@ -1,4 +1,4 @@
-//! Workers and what was ordered of them, in SQL.
+//! Workers and the orders for them, in SQL.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::fleet::{Fleet, SeenWorker};
 /// How long an order may take.
 const ORDER: Duration = Duration::from_secs(60);
 
-/// One statement for all of it. Waits for nobody: what another worker forgets just now is forgotten all the same.
+/// One statement for all of it. It waits for no lock: rows that another worker is deleting are skipped.
 const ATTEND: &str = "
     WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms),
          silent AS (
@@ -40,7 +40,7 @@ const ATTEND: &str = "
 const LEAVE: &str = "
     WITH orders AS (DELETE FROM fleet_orders WHERE subject = 'worker:' || $1)
     DELETE FROM workers WHERE worker = $1";
-/// Whoever orders at the same time waits for the other, and adds to what that one has said.
+/// An order that comes at the same time waits for this one, and is added to it.
 const TAKE: &str = "
     INSERT INTO fleet_orders (subject, orders) VALUES ($1, '{}')
     ON CONFLICT (subject) DO UPDATE SET orders = fleet_orders.orders RETURNING orders";

@@ -28,9 +28,9 @@ const LOCK: &str = "
         SELECT named.epoch FROM unnest($4::text[], $5::text[]) AS n (kind, key)
         JOIN chains named ON named.kind = n.kind AND named.key = n.key AND named.parent = 0))
     ORDER BY epoch FOR UPDATE";
-/// The time, the transaction, numbers from the sequences, and the sessions that go on. Asked after all locks are had: so
-/// a chain's fences rise, and no lease is judged by the time before the wait for a lock. A statement that waits for a
-/// row gets the row as it is then, and everything else as it was before: by the sessions from before the wait, the
+/// The time, the transaction, numbers from the sequences, and the sessions that go on. Asked after all locks are held:
+/// so a chain's fences rise, and no lease is judged by the time before the wait for a lock. A statement that waits for
+/// a row gets the row as it is then, and everything else as it was before: by the sessions from before the wait, the
 /// holder would seem gone that has begun and claimed meanwhile.
 const NUMBERS: &str = "
     SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_current_xact_id()::text,
@@ -57,7 +57,7 @@ pub(super) const PREPARED_STATEMENTS: [&str; 5] =
 pub(super) struct Manner {
     /// Nothing in it is waited for, so the commit need not reach the disk at once.
     pub(super) lazy: bool,
-    /// Give up soon where somebody else has locked a row.
+    /// Give up soon where another transaction has locked a row.
     pub(super) impatient: bool,
 }
 
@@ -96,11 +96,11 @@ impl From<Error> for Failed {
 
 /// Several verbs, decided together.
 pub(super) trait Decisions: Send {
-    /// Says what they need.
+    /// Adds what the verbs need to `wanted`.
     fn wants(&self, wanted: &mut Wanted);
-    /// Says what else they need, now that it is known what there is.
+    /// Adds what else the verbs need, now that the locked rows are known.
     fn wants_further(&self, page: &mut Page, wanted: &mut Wanted);
-    /// Decides.
+    /// Decides all verbs, and changes the page.
     fn decide(&mut self, page: &mut Page);
 }
 
@@ -150,6 +150,10 @@ pub(super) async fn transact(
     clock::correct(&session.client, &seen, reading).await?;
     page.begin(reading.time(), told.try_get(2)?, told.try_get(3)?);
     verbs.decide(&mut page);
+    if page.overdrawn() {
+        let why = "a verb has taken more fences or epochs than it asked for, which is a bug; nothing was written";
+        return Err(Failed::Statement(why.into()));
+    }
     write(session, &page, xid, committing).await
 }
 
@@ -171,7 +175,7 @@ fn held(row: &Row) -> Result<Held, Error> {
             state: ChainState::from_number(row.try_get(8)?),
             nominal: time(9)?,
             // Until it is known which sessions go on.
-            holder: if session == 0 { Holder::Nobody } else { Holder::Alive },
+            holder: if session == 0 { Holder::None } else { Holder::Alive },
             session,
             deaths: 0,
             sent: row.try_get(11)?,

@@ -10,10 +10,9 @@ use crate::claim::ClaimId;
 use crate::error::LedgerError;
 use crate::history::History;
 
-/// Those of the `$2` oldest attempts that ended before `$1`. Attempts end about in the order of
-/// their fences, so only the oldest are looked at; mostly the very first that has an end is young,
-/// and then there is nothing to look for. One that has no end a day after it began was cut off, on a
-/// chain that nobody has claimed since.
+/// Those of the `$2` oldest attempts that ended before `$1`. Attempts end about in the order of their fences, so only
+/// the oldest are looked at; mostly even the oldest attempt that has ended is young, and then there is nothing to
+/// delete. One that has no end a day after it began was cut off, on a chain that no worker has claimed since.
 macro_rules! delete_old {
     () => {
         "DELETE FROM attempts WHERE fence IN (SELECT fence FROM attempts ORDER BY fence LIMIT $2)
@@ -80,6 +79,10 @@ impl History for PostgresLedger {
                    WHERE fence IN (SELECT fence FROM attempts_archive ORDER BY fence LIMIT $2)
                    AND coalesce(finished, started) < $1";
         self.reader.execute(sql, &[&before.as_millis(), &i64::from(limit)]).await.map(number)
+    }
+
+    async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
+        self.reader.prune(before, limit).await.map(|deleted| usize::try_from(deleted).unwrap_or(usize::MAX))
     }
 }
 

@@ -1,10 +1,9 @@
 //! Lanes: each a connection on which verbs are written in groups.
 //!
-//! Whatever has been asked for while a lane's last transaction was on its way becomes its next one,
-//! so that under load hundreds of verbs share two round trips and one flush to disk, and alone a
-//! verb waits for nobody. A chain's verbs always take the same lane, so within this worker they
-//! keep their order and never wait for each other's locks. Notes, for which nobody waits, ride
-//! along with the lane's next group.
+//! All verbs that have come while a lane's last transaction was on its way become its next one, so that under load
+//! hundreds of verbs share two round trips and one flush to disk, and a single verb waits for no other. A chain's verbs
+//! always take the same lane, so within this worker they keep their order and never wait for each other's locks. Notes,
+//! which have no waiting caller, are written with the lane's next group.
 //!
 //! An answer is given only once the commit that covers it is known. When the connection is lost
 //! while a commit is on its way, the server is asked afterwards what became of it.
@@ -27,9 +26,9 @@ use crate::chain::Sent;
 use crate::error::LedgerError;
 use crate::traffic::Counters;
 
-/// So many verbs at most share one transaction, to bound how long the first of them waits.
+/// The most verbs that share one transaction: a bound for how long the first of them waits.
 const MAX_VERBS_PER_GROUP: usize = 512;
-/// So many verbs may wait in a lane; further callers are held up until there is room.
+/// The most verbs that may wait in a lane; further callers are held up until there is room.
 const QUEUE: usize = 8_192;
 /// A note is written within this time when no verb comes that takes it along.
 const NOTE_WITHIN: Duration = Duration::from_millis(50);
@@ -38,7 +37,7 @@ const TRANSACTION: Duration = Duration::from_secs(12);
 /// A group, with all that is tried for it, may take this long. What has no answer by then gets an
 /// error.
 const GROUP: Duration = Duration::from_secs(20);
-/// How often a transaction is tried again that others were in the way of.
+/// How often a transaction is tried that conflicts with others.
 const TRIES: u32 = 6;
 /// The pauses between attempts to connect: the first, doubled up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -46,11 +45,11 @@ const LAST_PAUSE: Duration = Duration::from_millis(200);
 /// For how long the server is asked what became of a commit.
 const RESOLVE: Duration = Duration::from_secs(5);
 
-/// A verb and who waits for its answer.
+/// A verb, and the caller that waits for its answer.
 trait Waiting: Decisions {
     fn answer(self: Box<Self>, committed: Result<(), LedgerError>);
 
-    /// Whether anybody does.
+    /// Whether a caller waits.
     fn is_waited_for(&self) -> bool {
         true
     }
@@ -79,12 +78,12 @@ impl<V: Decide> Decisions for Pending<V> {
 impl<V: Decide> Waiting for Pending<V> {
     fn answer(self: Box<Self>, committed: Result<(), LedgerError>) {
         let Self { answer, reply, .. } = *self;
-        // Nobody waits any more when the caller was dropped; what was written stays written.
+        // The receiver is gone when the caller was dropped; what was written stays written.
         let _ = reply.send(committed.and_then(|()| answer.ok_or(LedgerError::Closed)));
     }
 }
 
-/// Makes a group that takes the notes along, and is nothing itself.
+/// A verb that does nothing, to make a group that writes the notes.
 struct Nudge;
 
 impl Decisions for Nudge {
@@ -188,7 +187,7 @@ impl Group {
         self.verbs.into_iter().for_each(|verb| verb.answer(committed.clone()));
     }
 
-    /// Whether a failure could be the fault of one of several.
+    /// Whether the group is a single verb, so that a failure is its own.
     fn is_one(&self) -> bool {
         self.verbs.len() + usize::from(!self.notes.sent.is_empty()) <= 1
     }
@@ -252,7 +251,7 @@ impl Running {
                 continue;
             }
             if let Err(error) = self.write(group).await {
-                // Whoever waits behind would wait as long again for the same.
+                // The verbs behind would wait as long again for the same error.
                 while let Ok(verb) = receiver.try_recv() {
                     verb.answer(Err(error.clone()));
                 }
@@ -269,7 +268,7 @@ impl Running {
         let manner = Manner { lazy: !group.verbs.iter().any(|verb| verb.is_waited_for()), impatient: false };
         match self.insist(&mut group, manner, deadline).await {
             Ok(()) => group.answer(&Ok(())),
-            // One of them failed and took the others' transaction with it; each for itself, then.
+            // One of them failed, and the others' transaction with it. So each is written by itself.
             Err(NotDone::Failed(_) | NotDone::Again(_)) if !group.is_one() => self.each(group, deadline).await,
             Err(NotDone::Away(error)) => {
                 self.keep_notes(std::mem::take(&mut group.notes.sent));
@@ -281,8 +280,8 @@ impl Running {
         Ok(())
     }
 
-    /// Writes each verb of a group by itself. A row that somebody keeps locked costs each of those
-    /// that want it a moment, and the others nothing.
+    /// Writes each verb of a group by itself. A row that another transaction keeps locked costs each verb that needs it
+    /// a moment, and the others nothing.
     async fn each(&mut self, group: Group, deadline: Instant) {
         let Group { notes, verbs } = group;
         let alone = std::iter::once(Group { notes, verbs: Vec::new() })
@@ -361,7 +360,7 @@ impl Running {
                 Some("aborted") => {
                     return Err(NotDone::Again(format!("the connection was lost, and nothing was written: {why}")));
                 }
-                // The server has not noticed yet that nobody listens.
+                // The server has not noticed yet that the connection is gone.
                 Some("in progress") => sleep(FIRST_PAUSE).await,
                 _ => break,
             }

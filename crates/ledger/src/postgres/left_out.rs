@@ -1,5 +1,5 @@
-//! In place of PostgreSQL in a program that was built without the feature `postgres`: its URLs are read, and opening one
-//! says what is missing.
+//! In place of PostgreSQL in a program that was built without the feature `postgres`: its URLs are read, and opening
+//! one says what is missing.
 
 use std::sync::Arc;
 

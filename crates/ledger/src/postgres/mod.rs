@@ -4,12 +4,13 @@
 //! - `schema`: the tables, and the numbers that never go back.
 //! - `lane`: verbs that wait together are one transaction of two round trips (`group`), which
 //!   decides about them here (`verbs`, on a `page`) and writes what has come of it (`write`).
-//! - `reader`: single statements: queries (`views`, `list`) and what concerns many chains (`orders`).
-//! - `examine`: what somebody finds who only looks at the server.
+//! - `reader`: single statements: queries (`reports`, `search`) and orders for many chains (`orders`).
+//! - `examine`: examining the server without changing anything.
 //!
-//! Only the server's clock decides. What [`Ledger::now`] tells follows it.
+//! Only the server's clock decides. What [`crate::LedgerClock::now`] tells follows it.
 
 mod access;
+mod catch_up;
 mod clock;
 mod connect;
 pub mod examine;
@@ -18,11 +19,13 @@ mod fleet;
 mod foreign;
 mod group;
 mod history;
+mod jobs;
 mod lane;
-mod list;
 mod orders;
 mod page;
+mod protocol;
 mod reader;
+mod reports;
 mod rosters;
 mod running;
 mod schema;
@@ -31,50 +34,35 @@ mod sessions;
 mod slots;
 mod stored_texts;
 mod tls;
+mod topology;
 mod traffic;
 mod verbs;
-mod views;
 mod write;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures_util::future::try_join_all;
 use roundelay_model::calendar::Calendar;
-use roundelay_model::clock::{Clock, Entropy, Followed, Seen, Time};
-use roundelay_model::failure::{FailedItem, Failure};
-use roundelay_model::progress::Progress;
+use roundelay_model::clock::{Clock, Entropy, Followed, Seen};
 use roundelay_model::secret::Secret;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use super::Ledger;
-use crate::census::Census;
-use crate::chain::{ChainState, Hint, Kinds, Sent};
-use crate::chain_orders::{ChainFilter, ChainOrder};
-use crate::claim::{Claim, ClaimRequest};
-use crate::enroll::{Enrolled, NewChain};
 use crate::error::LedgerError;
-use crate::finish::{Finish, FinishRequest};
-use crate::look::{Cursor, ListFilter, Listed, Move, OwnerCensus};
 use crate::mark::Marks;
-use crate::outbox::{KeptJob, SpawnedJob};
-use crate::overdue::{LookAgain, Overdue};
 use crate::traffic::Counters;
-use crate::view::{AttemptRecord, ChainView, LateChain};
 use connect::{Address, Use, words};
 pub use foreign::Foreign;
 use lane::Lane;
-use page::Quarantined;
 use reader::Reader;
 use slots::Desk;
-use verbs::{Accept, Enroll, Flush, ForgetJobs, KeepJob, Look, MarkSent, RecordFailure};
 
 /// Lanes for the verbs of single chains. While one waits for its commit, the other works.
 const LANES: usize = 2;
-/// So many connections at most of their own have verbs that may take longer than a group: a program may end very many
+/// The most connections for verbs that may take longer than a group, one for each: a program may end very many
 /// chains at once, by a message or a request for each.
 const OWN_CONNECTIONS: usize = 4;
 /// How long the migrations may take, or another worker's that is waited for.
@@ -112,7 +100,7 @@ pub struct PostgresLedger {
     pulse: Reader,
     marks: Marks,
     desk: Desk,
-    /// Leave to open a connection of one's own.
+    /// Permits for connections that a single verb opens.
     own: Semaphore,
     counters: Arc<Counters>,
 }
@@ -180,7 +168,7 @@ impl PostgresLedger {
         Clock::Followed(self.clock.clone())
     }
 
-    /// Waits for leave to open a connection of one's own, and keeps it.
+    /// Waits for a permit to open a connection for one verb.
     async fn own(&self) -> Result<SemaphorePermit<'_>, LedgerError> {
         self.own.acquire().await.map_err(|_| LedgerError::Closed)
     }
@@ -236,203 +224,4 @@ async fn prepare(address: &Address, entropy: &Entropy) -> Result<(String, Seen, 
     let id = schema::migrate(&mut session, entropy).await.map_err(|reason| address.failed(reason))?;
     let (seen, calendar) = clock::first(&session.client, true).await.map_err(|error| address.failed(words(&error)))?;
     Ok((id, seen, calendar))
-}
-
-#[async_trait]
-impl Ledger for PostgresLedger {
-    fn id(&self) -> &str {
-        &self.id
-    }
-
-    fn now(&self) -> Time {
-        self.clock.now()
-    }
-
-    fn calendar(&self) -> Arc<Calendar> {
-        self.clock().calendar()
-    }
-
-    async fn read_clock(&self) -> Result<(), LedgerError> {
-        self.read().await
-    }
-
-    async fn enroll(&self, chains: Vec<NewChain>) -> Result<Vec<Enrolled>, LedgerError> {
-        self.rest.write(Enroll(chains)).await
-    }
-
-    async fn enrolled_sent(&self, sent: Vec<Sent>, slack: Duration) -> Result<(), LedgerError> {
-        self.rest.write(MarkSent { sent, slack: Some(slack) }).await
-    }
-
-    async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
-        self.lane(request.hint.epoch).write(request).await
-    }
-
-    async fn finish(&self, request: FinishRequest) -> Result<Finish, LedgerError> {
-        self.lane(request.epoch).write(request).await
-    }
-
-    fn mark_sent(&self, sent: Sent) {
-        self.lane(sent.epoch).note(sent);
-    }
-
-    async fn flush(&self) -> Result<(), LedgerError> {
-        try_join_all(self.chains.iter().map(|lane| lane.write(Flush))).await.map(drop)
-    }
-
-    async fn overdue(
-        &self,
-        queue: String,
-        kinds: Kinds,
-        now: Time,
-        session: Option<i64>,
-        limit: u32,
-    ) -> Result<Vec<Overdue>, LedgerError> {
-        self.reader.overdue(queue, kinds, now, session, limit).await
-    }
-
-    async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError> {
-        self.rest.write(Look(looks)).await
-    }
-
-    async fn messages(
-        &self,
-        queues: Vec<String>,
-        kinds: Kinds,
-        after: i64,
-        limit: u32,
-    ) -> Result<Vec<Hint>, LedgerError> {
-        self.reader.messages(queues, kinds, after, limit).await
-    }
-
-    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError> {
-        self.rest.write(RecordFailure { kind, key, failed, at }).await
-    }
-
-    async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {
-        self.reader.failures(limit).await
-    }
-
-    async fn quarantine(
-        &self,
-        from: String,
-        reason: String,
-        body: Vec<u8>,
-        job: Option<String>,
-        at: Time,
-    ) -> Result<(), LedgerError> {
-        self.rest.write(Quarantined { at, from, reason, body, job }).await
-    }
-
-    async fn keep_job(&self, id: String, body: Vec<u8>) -> Result<(), LedgerError> {
-        self.rest.write(KeepJob { id, body }).await
-    }
-
-    async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
-        self.reader.kept_jobs(after, limit).await
-    }
-
-    async fn take_jobs(&self, after: i64, before: Time, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
-        self.reader.take_jobs(after, before, limit).await
-    }
-
-    async fn accept(
-        &self,
-        kind: String,
-        key: String,
-        spawned: Vec<SpawnedJob>,
-        chains: Vec<NewChain>,
-        failed: Vec<FailedItem>,
-    ) -> Result<Vec<Hint>, LedgerError> {
-        self.rest.write(Accept { kind, key, spawned, chains, failed }).await
-    }
-
-    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
-        self.reader.note_progress(runs).await
-    }
-
-    async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {
-        self.rest.write(ForgetJobs(ids)).await
-    }
-
-    async fn owner(&self, owner: String) -> Result<ChainState, LedgerError> {
-        self.reader.owner(owner).await
-    }
-
-    async fn reserve(&self, kind: String, key: String, id: String, window: Duration) -> Result<String, LedgerError> {
-        self.reader.reserve(kind, key, id, window).await
-    }
-
-    async fn release(&self, kind: String, key: String, id: String) -> Result<(), LedgerError> {
-        self.reader.release(kind, key, id).await
-    }
-
-    async fn advance(&self, kind: String, key: String, slack: Duration) -> Result<Option<Hint>, LedgerError> {
-        self.reader.advance(kind, key, slack).await
-    }
-
-    async fn set_schedule(&self, kind: String, key: String, schedule: Option<String>) -> Result<bool, LedgerError> {
-        self.reader.set_schedule(kind, key, schedule).await
-    }
-
-    async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>, LedgerError> {
-        self.reader.reschedule(moves).await
-    }
-
-    async fn order_chains(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
-        let _leave = self.own().await?;
-        orders::order_chains(&self.address, &which, order).await
-    }
-
-    async fn matching(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
-        self.reader.matching(which, order, self.now()).await
-    }
-
-    async fn list(&self, filter: ListFilter, after: Option<Cursor>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
-        self.reader.list(filter, after, self.now(), limit).await
-    }
-
-    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError> {
-        self.reader.owners(after, limit).await
-    }
-
-    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
-        self.reader.history(fence, limit).await
-    }
-
-    async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>, LedgerError> {
-        self.reader.failures_of(kind, key).await
-    }
-
-    async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {
-        self.reader.chains(kind, key).await
-    }
-
-    async fn furthest(&self, queue: String, limit: u32) -> Result<Vec<Listed>, LedgerError> {
-        self.reader.furthest(queue, self.now(), limit).await
-    }
-
-    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
-        self.reader.late(before, self.now(), limit).await
-    }
-
-    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
-        self.reader.attempts(after, limit).await
-    }
-
-    async fn topology(&self) -> Result<Option<String>, LedgerError> {
-        self.reader.topology().await
-    }
-
-    async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError> {
-        self.reader.set_topology(current, next).await
-    }
-
-    async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
-        self.reader.prune(before, limit).await.map(|deleted| usize::try_from(deleted).unwrap_or(usize::MAX))
-    }
-
-    async fn census(&self, slack: Duration) -> Result<Census, LedgerError> {
-        self.reader.census(self.now(), slack).await
-    }
 }

@@ -1,25 +1,26 @@
-//! What operators want, in SQL: statements that concern many chains at once,
-//! each a transaction by itself.
+//! Orders for chains, in SQL: statements that concern many chains at once, each a transaction by itself.
 
+use async_trait::async_trait;
 use std::time::Duration;
+use tokio_postgres::types::ToSql;
 
 use roundelay_model::clock::Time;
-use roundelay_model::progress::Progress;
 use tokio::time::timeout;
 use tokio_postgres::{Error, Transaction};
 
+use super::PostgresLedger;
 use super::connect::{Address, Session, Use, passes, words};
 use super::group::hint;
-use super::reader::Reader;
-use super::views::waits_for_twin;
+use super::reader::{Reader, Result};
+use super::reports::waits_for_twin;
 use crate::chain::{ChainState, Hint};
-use crate::chain_orders::{ChainFilter, ChainOrder};
 use crate::error::LedgerError;
-use crate::look::sql_like;
+use crate::look::{Move, sql_like};
+use crate::orders::{ChainFilter, ChainOrder, ChainOrders};
 
 /// How long an order may take; a million chains take some ten seconds.
 const ORDER: Duration = Duration::from_secs(600);
-/// How often an order is tried again that others were in the way of.
+/// How often an order is tried that conflicts with other transactions.
 const TRIES: u32 = 5;
 
 /// The server's time in milliseconds, and the chains that a [`ChainFilter`] means; its parameters are 1 to 7.
@@ -43,16 +44,16 @@ macro_rules! sql {
     };
 }
 
-/// What an order does, in this order, in one transaction. First it locks the chains in the order of
-/// their epochs, as everybody does; what follows then changes just these.
+/// What an order does, in this order, in one transaction. First it locks the chains in the order of their epochs, as
+/// every transaction does; the statements that follow change just these.
 fn statements(order: ChainOrder) -> Vec<&'static str> {
     macro_rules! lock {
         ($state:literal) => {
             sql!("SELECT epoch FROM chains WHERE", $state, "ORDER BY epoch FOR UPDATE")
         };
     }
-    // Where a chain stands in its own time is not known any more, so it is due now. Who held it can
-    // finish no more, and the record of that attempt ends here.
+    // Where a chain stands in its own time is not known any more, so it is due now. Its holder cannot finish any more,
+    // and the record of that attempt ends here.
     macro_rules! recover {
         ($state:literal) => {
             vec![
@@ -86,8 +87,8 @@ fn statements(order: ChainOrder) -> Vec<&'static str> {
         ],
         ChainOrder::Retire => vec![
             lock!("state <> 2"),
-            // What they wait for is wanted no more. Who runs it cannot finish it. Only these are looked at: chains that
-            // have ended before are very many in the end, and wait for nothing.
+            // The members of their batches are not wanted any more. A run of one cannot be finished. Only these are
+            // looked at: chains that have ended before are very many in the end, and wait for nothing.
             sql!(
                 "DELETE FROM chains WHERE parent <> 0 AND parent IN (SELECT epoch FROM chains WHERE",
                 "state <> 2 AND batch_total > 0",
@@ -109,11 +110,7 @@ fn statements(order: ChainOrder) -> Vec<&'static str> {
 }
 
 /// Carries out an order, on a connection of its own: it may take longer than a verb.
-pub(super) async fn order_chains(
-    address: &Address,
-    which: &ChainFilter,
-    order: ChainOrder,
-) -> Result<u64, LedgerError> {
+async fn order_chains(address: &Address, which: &ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
     let mut session = address.connect(Use::Long(ORDER)).await?;
     for attempt in 1.. {
         match timeout(ORDER, attempted(&mut session, which, order)).await {
@@ -135,7 +132,7 @@ async fn attempted(session: &mut Session, which: &ChainFilter, order: ChainOrder
     for sql in statements(order) {
         changed = transaction.execute(sql, &[kind, key, owner, &like, queue, &late_before, &state]).await?;
     }
-    // What a chain has waited for that begins anew is wanted no more. Who runs it cannot finish it.
+    // The members of the batch of a chain that begins anew are not wanted any more. A run of one cannot be finished.
     let members = "DELETE FROM chains m WHERE m.parent <> 0 AND NOT EXISTS
                        (SELECT FROM chains p WHERE p.epoch = m.parent AND p.state <> 2)";
     if matches!(order, ChainOrder::Recover | ChainOrder::RecoverAll) {
@@ -148,7 +145,7 @@ async fn attempted(session: &mut Session, which: &ChainFilter, order: ChainOrder
     Ok(changed)
 }
 
-/// What holds for an owner holds for one-off jobs that still wait in queues, too.
+/// An order for an owner also holds for one-off jobs that still wait in queues.
 async fn steer_owner(transaction: &Transaction<'_>, owner: &str, order: ChainOrder) -> Result<(), Error> {
     let state = match order {
         ChainOrder::Pause => ChainState::Paused,
@@ -167,49 +164,6 @@ async fn steer_owner(transaction: &Transaction<'_>, owner: &str, order: ChainOrd
 }
 
 impl Reader {
-    pub(super) async fn owner(&self, owner: String) -> Result<ChainState, LedgerError> {
-        let rows = self.query("SELECT state FROM owners WHERE owner = $1", &[&owner]).await?;
-        Ok(rows.first().map_or(ChainState::Active, |row| ChainState::from_number(row.get(0))))
-    }
-
-    pub(super) async fn reserve(
-        &self,
-        kind: String,
-        key: String,
-        id: String,
-        window: Duration,
-    ) -> Result<String, LedgerError> {
-        // Who finds it taken changes nothing, and is told by whom.
-        let take = "WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms)
-                    INSERT INTO uniques AS u (kind, key, id, until) SELECT $1, $2, $3, ms + $4 FROM now
-                    ON CONFLICT (kind, key) DO UPDATE
-                    SET id = CASE WHEN u.until <= (SELECT ms FROM now) THEN excluded.id ELSE u.id END,
-                        until = CASE WHEN u.until <= (SELECT ms FROM now) THEN excluded.until ELSE u.until END
-                    RETURNING id";
-        let window = i64::try_from(window.as_millis()).unwrap_or(i64::MAX);
-        let rows = self.query(take, &[&kind, &key, &id, &window]).await?;
-        Ok(rows.first().map_or(id, |row| row.get(0)))
-    }
-
-    pub(super) async fn release(&self, kind: String, key: String, id: String) -> Result<(), LedgerError> {
-        let release = "DELETE FROM uniques WHERE kind = $1 AND key = $2 AND id = $3";
-        self.execute(release, &[&kind, &key, &id]).await.map(drop)
-    }
-
-    /// What somebody else has locked is about to end, and says itself how far it has come. So this waits
-    /// for nobody, and nobody can wait for this in a circle.
-    pub(super) async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
-        let (fences, texts): (Vec<i64>, Vec<String>) =
-            runs.into_iter().map(|(fence, progress)| (fence, progress.text())).unzip();
-        let note = "WITH open AS MATERIALIZED (
-                        SELECT fence FROM attempts WHERE fence = ANY ($1::int8[]) AND finished IS NULL
-                        FOR UPDATE SKIP LOCKED)
-                    UPDATE attempts a SET progress = u.progress
-                    FROM open, unnest($1::int8[], $2::text[]) AS u (fence, progress)
-                    WHERE a.fence = open.fence AND u.fence = open.fence";
-        self.execute(note, &[&fences, &texts]).await.map(drop)
-    }
-
     pub(super) async fn advance(
         &self,
         kind: String,
@@ -229,17 +183,121 @@ impl Reader {
         rows.first().map(hint).transpose().map_err(told)
     }
 
-    pub(super) async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError> {
-        let changed = match current {
-            None => {
-                let first = "INSERT INTO meta (name, value) VALUES ('topology', $1) ON CONFLICT (name) DO NOTHING";
-                self.execute(first, &[&next]).await?
-            }
-            Some(current) => {
-                let replace = "UPDATE meta SET value = $2 WHERE name = 'topology' AND value = $1";
-                self.execute(replace, &[&current, &next]).await?
-            }
+    pub(super) async fn matching(&self, which: ChainFilter, order: ChainOrder, now: Time) -> Result<u64> {
+        macro_rules! count {
+            ($state:literal) => {
+                concat!(
+                    "SELECT count(*) FROM chains WHERE ",
+                    $state,
+                    " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2)
+                      AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4)
+                      AND ($5::text IS NULL OR queue = $5)
+                      AND ($6::int8 IS NULL OR (state = 0 AND due < $6 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0
+                                                AND NOT ",
+                    waits_for_twin!("$8"),
+                    "))
+                      AND ($7::int8 IS NULL OR state = $7) AND parent = 0 AND $8 IS NOT NULL"
+                )
+            };
+        }
+        let sql = match order {
+            ChainOrder::Pause => count!("state = 0"),
+            ChainOrder::Resume => count!("state = 1"),
+            ChainOrder::Retire | ChainOrder::RecoverAll => count!("state <> 2"),
+            ChainOrder::Recover => count!("state = 3"),
         };
-        Ok(changed == 1)
+        let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
+        let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
+        let (state, now) = (state.map(|state| state as i64), now.as_millis());
+        let parameters: [&(dyn ToSql + Sync); 8] = [&kind, &key, &owner, &like, &queue, &late_before, &state, &now];
+        let counts = self.rows(sql, &parameters, |row| row.try_get(0)).await?;
+        Ok(counts.first().and_then(|count: &i64| u64::try_from(*count).ok()).unwrap_or_default())
+    }
+
+    pub(super) async fn set_schedule(&self, kind: String, key: String, schedule: Option<String>) -> Result<bool> {
+        let sql = "UPDATE chains SET schedule = $3
+                   WHERE kind = $1 AND key = $2 AND NOT once AND parent = 0 AND state <> 2";
+        Ok(self.execute(sql, &[&kind, &key, &schedule]).await? == 1)
+    }
+
+    /// Locks the chains in the order of their epochs first, as every transaction does.
+    pub(super) async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>> {
+        let sql = "WITH moves AS MATERIALIZED (
+                       SELECT * FROM unnest($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::int8[])
+                           AS m (epoch, tick, was, nominal, due, watch_at)),
+                   held AS MATERIALIZED (
+                       SELECT epoch FROM chains WHERE epoch IN (SELECT epoch FROM moves) ORDER BY epoch FOR UPDATE),
+                   locked AS MATERIALIZED (SELECT count(*) FROM held)
+                   UPDATE chains c
+                   SET nominal = m.nominal, due = m.due, expected = m.due, watch_at = m.watch_at, sent = false,
+                       looks = 0
+                   FROM moves m, locked
+                   WHERE c.epoch = m.epoch AND c.tick = m.tick AND c.due = m.was AND c.attempt = 1
+                     AND c.started_tick < c.tick AND c.state IN (0, 1) AND NOT c.once AND c.parent = 0
+                     AND c.holder NOT IN (SELECT session FROM sessions) AND c.batch_open = 0
+                   RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent, c.priority";
+        let column = |of: fn(&Move) -> i64| moves.iter().map(of).collect::<Vec<i64>>();
+        let (epochs, ticks) = (column(|m| m.epoch), column(|m| m.tick));
+        let (was, nominal) = (column(|m| m.from.as_millis()), column(|m| m.nominal.as_millis()));
+        let (due, watch_at) = (column(|m| m.due.as_millis()), column(|m| m.watch_at.as_millis()));
+        let parameters: [&(dyn ToSql + Sync); 6] = [&epochs, &ticks, &was, &nominal, &due, &watch_at];
+        let rows = self.query(sql, &parameters).await?;
+        let told = |error: Error| LedgerError::Statement(words(&error));
+        let moved: Vec<Hint> = rows.iter().map(hint).collect::<Result<_, _>>().map_err(told)?;
+        let mut moved: std::collections::HashMap<i64, Hint> =
+            moved.into_iter().map(|hint| (hint.epoch, hint)).collect();
+        Ok(moves.iter().map(|m| moved.remove(&m.epoch)).collect())
+    }
+}
+
+#[async_trait]
+impl ChainOrders for PostgresLedger {
+    async fn order_chains(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
+        let _permit = self.own().await?;
+        order_chains(&self.address, &which, order).await
+    }
+
+    async fn matching(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
+        self.reader.matching(which, order, self.clock.now()).await
+    }
+
+    async fn advance(&self, kind: String, key: String, slack: Duration) -> Result<Option<Hint>, LedgerError> {
+        self.reader.advance(kind, key, slack).await
+    }
+
+    async fn set_schedule(&self, kind: String, key: String, schedule: Option<String>) -> Result<bool, LedgerError> {
+        self.reader.set_schedule(kind, key, schedule).await
+    }
+
+    async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>, LedgerError> {
+        self.reader.reschedule(moves).await
+    }
+
+    async fn advance_all(&self, which: ChainFilter, limit: u32, slack: Duration) -> Result<Vec<Hint>> {
+        // Locks the chains in the order of their epochs first, as every transaction does.
+        let sql = "WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms),
+                   chosen AS MATERIALIZED (
+                       SELECT epoch FROM chains, now
+                       WHERE ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2)
+                         AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4)
+                         AND ($5::text IS NULL OR queue = $5)
+                         AND ($6::int8 IS NULL OR due < $6) AND ($9::int8 IS NULL OR state = $9)
+                         AND NOT once AND parent = 0 AND state = 0 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND due > ms
+                       LIMIT $8),
+                   held AS MATERIALIZED (
+                       SELECT epoch FROM chains WHERE epoch IN (SELECT epoch FROM chosen) ORDER BY epoch FOR UPDATE)
+                   UPDATE chains c SET due = ms, expected = ms, watch_at = ms + $7, sent = false, looks = 0
+                   FROM held, now
+                   WHERE c.epoch = held.epoch AND c.state = 0 AND c.holder NOT IN (SELECT session FROM sessions) AND c.batch_open = 0 AND c.due > ms
+                   RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent, c.priority";
+        let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
+        let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
+        let (slack, limit) = (i64::try_from(slack.as_millis()).unwrap_or(i64::MAX), i64::from(limit));
+        let state = state.map(|state| state as i64);
+        let parameters: [&(dyn ToSql + Sync); 9] =
+            [&kind, &key, &owner, &like, &queue, &late_before, &slack, &limit, &state];
+        let rows = self.reader.query(sql, &parameters).await?;
+        let told = |error: Error| LedgerError::Statement(words(&error));
+        rows.iter().map(hint).collect::<Result<_, _>>().map_err(told)
     }
 }

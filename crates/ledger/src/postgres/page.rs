@@ -51,7 +51,7 @@ pub(super) struct Held {
     pub(super) owner: Option<String>,
     /// Empty unless it was asked for.
     pub(super) payload: String,
-    /// Likewise.
+    /// `None` unless it was asked for.
     pub(super) carry: Option<String>,
     pub(super) depth: u32,
     /// Its place, lease, or marks are to be written.
@@ -166,6 +166,7 @@ pub(super) struct Page {
     by_name: HashMap<(String, String), [Option<usize>; 2]>,
     fences: std::vec::IntoIter<i64>,
     epochs: std::vec::IntoIter<i64>,
+    overdrawn: bool,
 }
 
 impl Page {
@@ -187,7 +188,7 @@ impl Page {
         self.rows.push(row);
     }
 
-    /// Tells which sessions go on, now that all locks are had: what others hold is left over.
+    /// Notes which sessions go on, now that all locks are held: the holders of all other claims are gone.
     pub(super) fn judge_holders(&mut self, sessions: &[i64]) {
         for row in self.rows.iter_mut().filter(|row| row.is_held() && !sessions.contains(&row.chain.session)) {
             row.chain.holder = Holder::Gone;
@@ -199,12 +200,12 @@ impl Page {
         let left = |row: &&Held| match row.chain.holder {
             Holder::Gone => true,
             Holder::Alive => taken_over.contains(&row.found_as),
-            Holder::Nobody => false,
+            Holder::None => false,
         };
         self.rows.iter().filter(left).map(|row| row.fence).collect()
     }
 
-    /// So many workers have died over the attempt of this claim.
+    /// Notes how many workers have died over the attempt of this claim.
     pub(super) fn count_deaths(&mut self, fence: i64, deaths: u32) {
         self.rows.iter_mut().filter(|row| row.fence == fence).for_each(|row| row.chain.deaths = deaths);
     }
@@ -249,18 +250,29 @@ impl Page {
         Some(&mut self.rows[*newest])
     }
 
-    /// A fence; `None` when more are taken than were wanted, which no verb does.
-    pub(super) fn take_fence(&mut self) -> Option<i64> {
-        self.fences.next()
+    /// Takes a fence. Without one, the page is [`overdrawn`](Self::overdrawn), and the answer is 0.
+    pub(super) fn take_fence(&mut self) -> i64 {
+        self.fences.next().unwrap_or_else(|| self.overdraw())
     }
 
-    /// An epoch; likewise.
-    pub(super) fn take_epoch(&mut self) -> Option<i64> {
-        self.epochs.next()
+    /// Takes an epoch. Without one, the page is [`overdrawn`](Self::overdrawn), and the answer is 0.
+    pub(super) fn take_epoch(&mut self) -> i64 {
+        self.epochs.next().unwrap_or_else(|| self.overdraw())
+    }
+
+    fn overdraw(&mut self) -> i64 {
+        self.overdrawn = true;
+        0
+    }
+
+    /// Whether the verbs have taken more numbers than they asked for ([`Wanted`]). That is a bug in a verb's `wants`;
+    /// the page must not be written.
+    pub(super) fn overdrawn(&self) -> bool {
+        self.overdrawn
     }
 
     /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
-    /// before it. Who held it can finish no more, and the record of that attempt ends here.
+    /// before it. Its holder cannot finish any more, and the record of that attempt ends here.
     pub(super) fn new_epoch(&mut self, old: i64, new: i64) -> Option<&mut Held> {
         let at = self.by_epoch.remove(&old)?;
         self.by_epoch.insert(new, at);
@@ -302,7 +314,7 @@ impl Page {
         let failed = self.writes.failures.entry(place).or_insert_with(first);
         failed.times += 1;
         failed.last_at = at;
-        // Of a whole entity the last word counts.
+        // For a whole entity the last report counts.
         failed.permanent = told.permanent || (failed.permanent && !told.item.is_empty());
         failed.last.clone_from(told);
     }
@@ -340,24 +352,38 @@ impl Held {
         (hint.tick, hint.attempt, hint.due) == (sent.tick, sent.attempt, sent.due)
     }
 
-    /// Whether somebody has it, and has not finished.
+    /// Whether a session has claimed the chain, and not finished.
     pub(super) fn is_held(&self) -> bool {
         self.chain.session != 0
     }
 
-    /// A session has it from now on.
+    /// Gives the chain to a session.
     pub(super) fn hold(&mut self, session: i64) {
         (self.chain.session, self.chain.holder) = (session, Holder::Alive);
     }
 
-    /// Nobody has it any more.
+    /// Notes that no session has the chain any more.
     pub(super) fn release(&mut self) {
-        (self.chain.session, self.chain.holder) = (0, Holder::Nobody);
+        (self.chain.session, self.chain.holder) = (0, Holder::None);
     }
 
     /// Sets its state.
     pub(super) fn become_state(&mut self, state: ChainState) {
         self.chain.state = state;
         self.moved = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_says_that_more_numbers_were_taken_than_were_wanted() {
+        let mut page = Page::default();
+        page.begin(Time::default(), vec![7], vec![8]);
+        assert_eq!((page.take_fence(), page.take_epoch(), page.overdrawn()), (7, 8, false));
+        page.take_epoch();
+        assert!(page.overdrawn());
     }
 }

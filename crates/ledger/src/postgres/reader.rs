@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
-use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
+use tokio_postgres::{Error, Row};
 
 use super::connect::{Address, Session, Use, ends_session, words};
 use crate::error::LedgerError;
 use crate::traffic::Counters;
+
+pub(super) type Result<T, E = LedgerError> = std::result::Result<T, E>;
 
 /// How long a query may take before its connection counts as lost. The server ends it earlier.
 const QUERY: Duration = Duration::from_secs(12);
@@ -73,6 +75,17 @@ impl Reader {
             self.give_up(&session).await;
         }
         Err(LedgerError::Statement(last))
+    }
+
+    /// The rows of a query, each as `read` reads it.
+    pub(super) async fn rows<T>(
+        &self,
+        sql: &'static str,
+        parameters: &[&(dyn ToSql + Sync)],
+        read: impl Fn(&Row) -> Result<T, Error>,
+    ) -> Result<Vec<T>> {
+        let told = |error: Error| LedgerError::Statement(words(&error));
+        self.query(sql, parameters).await?.iter().map(read).collect::<Result<_, _>>().map_err(told)
     }
 
     /// Does something in one statement; answers how many rows it concerned. Not tried again.

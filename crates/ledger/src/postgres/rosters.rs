@@ -55,8 +55,8 @@ impl Rosters for PostgresLedger {
     }
 }
 
-/// The chains $1 and the single ticks beside them; locked first, in the order of their epochs, as
-/// everybody does it.
+/// The chains $1 and the single ticks beside them; locked first, in the order of their epochs, as every transaction
+/// does.
 const LOCK: &str = "SELECT epoch FROM chains WHERE state <> 2 AND epoch = ANY (ARRAY(
                         SELECT beside.epoch FROM chains c
                         JOIN chains beside ON beside.kind = c.kind AND beside.key = c.key AND beside.parent = 0
@@ -64,7 +64,7 @@ const LOCK: &str = "SELECT epoch FROM chains WHERE state <> 2 AND epoch = ANY (A
                     ORDER BY epoch FOR UPDATE";
 const END: &str = "UPDATE chains SET state = 2, batch_open = 0, batch_total = 0
                    WHERE epoch = ANY ($1::int8[]) AND state <> 2";
-/// What they wait for is wanted no more. Who runs it cannot finish it.
+/// The members of their batches are not wanted any more. A run of one cannot be finished.
 const MEMBERS: &str = "DELETE FROM chains WHERE parent <> 0 AND parent = ANY ($1::int8[])";
 const REMEMBER: &str = "INSERT INTO departed (kind, key, epoch)
                         SELECT kind, key, epoch FROM chains WHERE epoch = ANY ($1::int8[])

@@ -10,10 +10,11 @@ use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
 use super::connect::words;
+use super::reader::Reader;
 use crate::error::LedgerError;
 use crate::running::{Running, RunningJob};
 
-/// Waits for nobody: what another worker forgets just now is forgotten all the same.
+/// Waits for no lock: rows that another worker is deleting are skipped.
 const FORGET: &str = "DELETE FROM running WHERE (id, worker) IN (
                           SELECT id, worker FROM running
                           WHERE until <= ledger_millis()
@@ -98,5 +99,25 @@ impl Running for PostgresLedger {
 
     async fn out_of_hand(&self, job: String) -> Result<(), LedgerError> {
         self.reader.execute("DELETE FROM in_hand WHERE job = $1", &[&job]).await.map(drop)
+    }
+
+    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+        self.reader.note_progress(runs).await
+    }
+}
+
+impl Reader {
+    /// A row that another transaction has locked is about to end, and its end has the progress. So this waits for no
+    /// lock, and cannot be part of a deadlock.
+    pub(super) async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+        let (fences, texts): (Vec<i64>, Vec<String>) =
+            runs.into_iter().map(|(fence, progress)| (fence, progress.text())).unzip();
+        let note = "WITH open AS MATERIALIZED (
+                        SELECT fence FROM attempts WHERE fence = ANY ($1::int8[]) AND finished IS NULL
+                        FOR UPDATE SKIP LOCKED)
+                    UPDATE attempts a SET progress = u.progress
+                    FROM open, unnest($1::int8[], $2::text[]) AS u (fence, progress)
+                    WHERE a.fence = open.fence AND u.fence = open.fence";
+        self.execute(note, &[&fences, &texts]).await.map(drop)
     }
 }

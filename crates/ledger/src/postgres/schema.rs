@@ -7,11 +7,10 @@ use super::connect::{Session, words};
 
 /// One step for each version that was ever released; a schema is brought up to the last.
 const MIGRATIONS: [&str; 17] = [
-    // Version 1. Epochs and fences come from sequences without a cache, which would give them out
-    // of order. Text is compared byte by byte, so that an index does not depend on the system's
-    // locales. Pages have room to spare, since most updates (a claim changes no indexed column) can
-    // then stay on their page and leave the indexes alone; that is also why the index for claims
-    // that nobody will take over is on a column of its own and not on `lease_until`.
+    // Version 1. Epochs and fences come from sequences without a cache, which would give them out of order. Text is
+    // compared byte by byte, so that an index does not depend on the system's locales. Pages have room to spare, since
+    // most updates (a claim changes no indexed column) can then stay on their page and leave the indexes alone; that is
+    // also why the index for claims that no worker will take over is on a column of its own and not on `lease_until`.
     r#"CREATE SEQUENCE epochs;
        CREATE SEQUENCE fences;
        SELECT setval(name, floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8)
@@ -75,9 +74,9 @@ const MIGRATIONS: [&str; 17] = [
            body    bytea NOT NULL,
            kept_at int8 NOT NULL
        );"#,
-    // Version 2: owners, schedules of a chain's own, what guards look at, what a run hands on, batches.
-    // `parent` is the epoch of the chain that waits for this member of its batch. Whoever runs a
-    // member that is deleted cannot finish it, so its record ends there, whoever deletes it.
+    // Version 2: owners, schedules of a chain's own, what guards look at, what a run hands on, batches. `parent` is the
+    // epoch of the chain that waits for this member of its batch. A run of a member that is deleted cannot be finished,
+    // so its record ends there, whatever deletes the member.
     r#"ALTER TABLE chains
            ADD COLUMN owner text COLLATE "C",
            ADD COLUMN schedule text,
@@ -190,7 +189,7 @@ const DISCOVERED_AND_PROGRESS: &str = r#"
     ALTER TABLE attempts ADD COLUMN progress text;
     ALTER TABLE attempts_archive ADD COLUMN progress text;"#;
 
-/// What operators have ordered of throttles, as JSON.
+/// The orders for throttles, as JSON.
 const THROTTLE_ORDERS: &str =
     r#"CREATE TABLE throttle_orders (name text COLLATE "C" PRIMARY KEY, orders text NOT NULL);"#;
 
@@ -199,7 +198,7 @@ const THROTTLE_CLOCK: &str = r#"
     CREATE TABLE throttle_clock (set_by int8 NOT NULL);
     INSERT INTO throttle_clock VALUES (0);"#;
 
-/// How workers are, what they have done of late, and what was ordered of them and of queues, as JSON. And what
+/// The reports of workers, what they have done recently, and the orders for them and for queues, as JSON. And what
 /// screens ask for among very many chains: those that rest, and how many of an owner are in which state.
 const FLEET: &str = r#"
     CREATE TABLE workers (worker text COLLATE "C" PRIMARY KEY, seen int8 NOT NULL, said text NOT NULL)
@@ -232,7 +231,7 @@ const RUNNING: &str = r#"
     CREATE INDEX running_by_name ON running (kind, key);
     CREATE INDEX running_by_until ON running (until);"#;
 
-/// Who may use the API, what they have asked to be changed (`status` is how that was answered), and the answers to
+/// Who may use the API, the changes that were asked for (`status` is the HTTP status of the answer), and the answers to
 /// requests with a key. A request has no status while it runs.
 const ACCESS: &str = r#"
     CREATE TABLE tokens (
@@ -312,7 +311,7 @@ const SESSIONS: &str = "
             RETURN NULL;
         END $body$;";
 
-/// Which sessions have had a one-off job in hand that was delivered again, without its coming to an end there.
+/// Which sessions have run a one-off job that was delivered again, and have not finished it.
 const IN_HAND: &str = r#"
     CREATE TABLE in_hand (
         job     text COLLATE "C" NOT NULL,
@@ -328,13 +327,13 @@ const IN_HAND: &str = r#"
 /// hold, until the year 2255.
 ///
 /// Setting a sequence and taking from it exclude each other in no way. So one that is less than a
-/// second behind is left alone: nobody takes a million numbers while this statement runs.
+/// second behind is left alone: no worker takes a million numbers while this statement runs.
 const BEHIND: &str = "last_value + 1000000 < floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8";
 
 /// The version of the format that this program knows.
 pub(super) const VERSION: usize = MIGRATIONS.len();
 
-/// The ledger's tables. Others in the same schema are somebody else's.
+/// The ledger's tables. Other tables in the same schema are not the ledger's.
 pub(super) const TABLES: [&str; 23] = [
     "attempts",
     "attempts_archive",

@@ -1,35 +1,29 @@
 //! What screens ask for, in SQL.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
+use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
-use super::connect::words;
 use super::failed::fits;
-use super::group::hint;
-use super::list::{listed, listed_columns};
-use super::views::{attempt, time, waits_for_twin};
-use crate::chain::{ChainState, Hint};
-use crate::chain_orders::ChainFilter;
-use crate::error::LedgerError;
+use super::reader::Result;
+use super::reports::{attempt, listed, listed_columns, time, waits_for_twin};
+use crate::chain::ChainState;
 use crate::failed::FailureFilter;
 use crate::look::{Condition, Cursor, ListFilter, Listed, sql_like};
+use crate::orders::ChainFilter;
+use crate::reports::AttemptRecord;
 use crate::search::{Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
-use crate::view::AttemptRecord;
-
-type Result<T> = std::result::Result<T, LedgerError>;
 
 /// The chains in the order of their names, as far as a search looks.
 const LOOKED: &str = "SELECT kind, key FROM chains
     WHERE (kind, key) > ($1, $2) AND kind <= $3 AND NOT once AND parent = 0
     ORDER BY kind, key OFFSET $4 LIMIT 1";
 
-/// The chains of an owner with no more than so many are looked at by their index.
+/// An owner with at most this many chains is searched by the owners' index.
 const FEW: i64 = 10_000;
 
 impl PostgresLedger {
@@ -205,33 +199,5 @@ impl Search for PostgresLedger {
 
     async fn forget_quarantined(&self, numbers: Vec<i64>) -> Result<u64> {
         self.reader.execute("DELETE FROM quarantine WHERE number = ANY ($1::int8[])", &[&numbers]).await
-    }
-
-    async fn advance_all(&self, which: ChainFilter, limit: u32, slack: Duration) -> Result<Vec<Hint>> {
-        // Like everybody it locks the chains in the order of their epochs first.
-        let sql = "WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms),
-                   chosen AS MATERIALIZED (
-                       SELECT epoch FROM chains, now
-                       WHERE ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2)
-                         AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4)
-                         AND ($5::text IS NULL OR queue = $5)
-                         AND ($6::int8 IS NULL OR due < $6) AND ($9::int8 IS NULL OR state = $9)
-                         AND NOT once AND parent = 0 AND state = 0 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND due > ms
-                       LIMIT $8),
-                   held AS MATERIALIZED (
-                       SELECT epoch FROM chains WHERE epoch IN (SELECT epoch FROM chosen) ORDER BY epoch FOR UPDATE)
-                   UPDATE chains c SET due = ms, expected = ms, watch_at = ms + $7, sent = false, looks = 0
-                   FROM held, now
-                   WHERE c.epoch = held.epoch AND c.state = 0 AND c.holder NOT IN (SELECT session FROM sessions) AND c.batch_open = 0 AND c.due > ms
-                   RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent, c.priority";
-        let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
-        let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
-        let (slack, limit) = (i64::try_from(slack.as_millis()).unwrap_or(i64::MAX), i64::from(limit));
-        let state = state.map(|state| state as i64);
-        let parameters: [&(dyn ToSql + Sync); 9] =
-            [&kind, &key, &owner, &like, &queue, &late_before, &slack, &limit, &state];
-        let rows = self.reader.query(sql, &parameters).await?;
-        let told = |error: Error| LedgerError::Statement(words(&error));
-        rows.iter().map(hint).collect::<std::result::Result<_, _>>().map_err(told)
     }
 }

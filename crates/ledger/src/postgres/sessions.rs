@@ -3,23 +3,20 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use roundelay_model::clock::Time;
 use roundelay_model::deaths::UNHEARD;
 use tokio_postgres::Error;
 
 use super::PostgresLedger;
 use super::connect::words;
-use super::views::{holder_of, overdue};
-use crate::chain::Kinds;
 use crate::claim::ClaimId;
 use crate::error::LedgerError;
-use crate::overdue::{OrphanFilter, Overdue};
 use crate::sessions::{Beat, Session, Sessions};
 
 const BEGIN: &str = "
     INSERT INTO sessions (session, worker, lease, mark, beat)
     VALUES (nextval('fences'), $1, $2, $3, ledger_millis()) RETURNING session";
-/// All that go on, as they were before; whether one's own is among them; and which of the dead are ended by this.
+/// All sessions that went on before this statement; whether the caller's is among them; and which of the dead this
+/// statement has ended.
 const BEAT: &str = "
     WITH mine AS (UPDATE sessions SET beat = greatest(beat + 1, ledger_millis()) WHERE session = $1
                   RETURNING session),
@@ -100,29 +97,6 @@ impl Sessions for PostgresLedger {
                    FROM free WHERE a.fence = free.fence AND a.finished IS NULL";
         let (epochs, fences): (Vec<i64>, Vec<i64>) = claims.iter().map(|claim| (claim.epoch, claim.fence)).unzip();
         self.reader.execute(sql, &[&session, &epochs, &fences, &UNHEARD]).await.map(drop)
-    }
-
-    async fn orphans(
-        &self,
-        queue: String,
-        kinds: Kinds,
-        left: OrphanFilter,
-        limit: u32,
-    ) -> Result<Vec<Overdue>, LedgerError> {
-        let sql = concat!(
-            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, sent, watch_at, looks, ",
-            holder_of!(),
-            ", expected, holder, fence, priority
-             FROM chains WHERE state = 0 AND queue = $1 AND watch_at <= $2 AND kind = ANY ($3)
-               AND (once OR kind = ANY ($4))
-               AND CASE WHEN holder = 0 THEN due < (CASE WHEN sent THEN $6::int8 ELSE greatest($6, $7::int8) END) AND batch_open = 0
-                        ELSE holder NOT IN (SELECT session FROM sessions) END
-             ORDER BY watch_at LIMIT $5"
-        );
-        let [until, late, unsent] = [left.until, left.late, left.unsent].map(Time::as_millis);
-        let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 7] =
-            [&queue, &until, &kinds.all, &kinds.recurring, &i64::from(limit), &late, &unsent];
-        self.reader.rows(sql, &parameters, overdue).await
     }
 }
 

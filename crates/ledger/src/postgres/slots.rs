@@ -1,7 +1,7 @@
 //! What throttles need: a connection of their own, on which requests that wait together are one
 //! transaction. Rows are locked before the clock is read, so that slots never go back, and before the
 //! orders of operators are, which is the same statement: so an order costs slots no round trip, and
-//! whoever gives one waits for the rows' locks to know that no slot is handed out in spite of it.
+//! the order itself waits for the rows' locks, so that no slot is handed out in spite of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ pub(super) struct Desk {
     clock: Arc<Followed>,
     counters: Arc<Counters>,
     waiting: Mutex<Group>,
-    /// Whoever has it serves all who wait.
+    /// The request that holds the session serves all that wait.
     session: tokio::sync::Mutex<Option<Session>>,
 }
 
@@ -73,7 +73,8 @@ impl Desk {
         loop {
             let mut place = tokio::select! {
                 biased;
-                // Whoever has been served serves nobody else: they would all wait for each other's small transactions.
+                // A request that has its answer serves no others: else all would wait for each other's small
+                // transactions.
                 answer = &mut answer => return answer.map_err(lost),
                 place = self.session.lock() => place,
             };
@@ -95,7 +96,7 @@ impl Desk {
             *place = Some(session);
             let mut answers = answers.into_iter();
             for (requests, reply) in group {
-                // Whoever has gone has wasted them.
+                // The slots of a caller that has gone are wasted.
                 let _ = reply.send(answers.by_ref().take(requests.len()).collect());
             }
         }
@@ -239,7 +240,7 @@ impl Slots for PostgresLedger {
         if self.clock.known_since().is_some() {
             return Ok(0);
         }
-        // Rows that somebody has locked are in use.
+        // Rows that another transaction has locked are in use.
         let sql = "DELETE FROM throttles WHERE (name, key) IN (
                        SELECT name, key FROM throttles
                        WHERE idle_at <= $2
@@ -249,7 +250,7 @@ impl Slots for PostgresLedger {
     }
 }
 
-/// Writes an order, and waits for those who are just handing out slots and may not know of it.
+/// Writes an order, and waits for the transactions that are handing out slots and may not have read it.
 async fn give(session: &mut Session, name: &str, order: &ThrottleOrder, by: &str) -> Result<Orders, Error> {
     let transaction = session.client.transaction().await?;
     let begin = "INSERT INTO throttle_orders (name, orders) VALUES ($1, '{}') ON CONFLICT DO NOTHING";
@@ -261,7 +262,7 @@ async fn give(session: &mut Session, name: &str, order: &ThrottleOrder, by: &str
     let write = "UPDATE throttle_orders SET orders = $2 WHERE name = $1";
     transaction.execute(write, &[&name, &orders_text(&all)]).await?;
     transaction.commit().await?;
-    // Whoever locks a row from now on reads the order after that; whoever has locked one before may not.
+    // A transaction that locks a row from now on reads the order after that; one that has locked a row before may not.
     let lock = "SELECT count(*) FROM (SELECT FROM throttles WHERE name = $1 ORDER BY key FOR SHARE) locked";
     session.client.query_one(lock, &[&name]).await?;
     Ok(all)

@@ -16,7 +16,7 @@ static REPLACE: LazyLock<BTreeMap<TextColumn, String>> =
     LazyLock::new(|| TextColumn::ALL.map(|of| (of, replace(of))).into());
 
 /// Of the rows with the numbers `$1`, those whose text still is as in `$2` have it as in `$3` afterwards; answers their
-/// numbers. Like everybody it locks the rows in their order first.
+/// numbers. It locks the rows in their order first, as every transaction does.
 fn replace(of: TextColumn) -> String {
     let (table, number, column, is_text) = match of {
         TextColumn::Payloads => ("chains", "epoch", "payload", true),

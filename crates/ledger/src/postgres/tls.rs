@@ -1,5 +1,5 @@
-//! TLS to PostgreSQL, with libpq's meaning of `sslmode`: whether the connection is encrypted, and
-//! whom the certificate must convince.
+//! TLS to PostgreSQL, with libpq's meaning of `sslmode`: whether the connection is encrypted, and how the certificate
+//! is checked.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(super) enum Mode {
     Disable,
     /// Encrypt if the server can.
     Prefer,
-    /// Encrypt, with whoever answers.
+    /// Encrypt, without checking the server's identity.
     Require,
     /// And only with a certificate of an authority that is trusted.
     VerifyCa,
@@ -86,7 +86,7 @@ fn roots(authorities: Option<&str>) -> Result<RootCertStore, String> {
 }
 
 /// Takes every name that an authority vouches for; or, without authorities, every certificate:
-/// encryption against those who only listen.
+/// encryption against eavesdroppers only.
 #[derive(Debug)]
 struct AnyName {
     authorities: Option<Arc<WebPkiServerVerifier>>,

@@ -1,5 +1,5 @@
-//! The verbs that write, as decisions on a [`Page`] (pure). When they are decided, and when their
-//! answers are true, is the business of [`super::lane`].
+//! The verbs that write, as decisions on a [`Page`] (pure). [`super::lane`] decides when they run, and when their
+//! answers are given.
 
 use std::time::Duration;
 
@@ -11,24 +11,24 @@ use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 
 use super::page::{Begun, Ended, Held, Inserted, Job, Page, Quarantined, Wanted};
+use crate::catch_up::LookAgain;
 use crate::chain::{ChainState, Hint, Sent};
 use crate::claim::{Claim, ClaimRequest, Grant};
 use crate::decide_claim::{ChainRow, ClaimDecision, decide_claim};
 use crate::enroll::{Enrolled, NewChain};
 use crate::finish::{Finish, FinishRequest, Member};
-use crate::outbox::SpawnedJob;
-use crate::overdue::LookAgain;
+use crate::jobs::SpawnedJob;
 
 /// Something to decide and write. It may be decided more than once, each time on another page,
 /// when a transaction has to be tried again.
 pub(super) trait Decide: Send {
-    /// What it comes to.
+    /// The verb's answer.
     type Answer: Send;
 
-    /// Says what it needs.
+    /// Adds what the verb needs to `wanted`.
     fn wants(&self, wanted: &mut Wanted);
 
-    /// Says what else it needs, once it is known what there is.
+    /// Adds what else the verb needs, once the locked rows are known.
     fn wants_further(&self, _page: &mut Page, _wanted: &mut Wanted) {}
 
     /// Decides, and changes the page.
@@ -108,10 +108,11 @@ impl Decide for ClaimRequest {
                 return answer;
             }
         };
-        let (Some(found), Some(fence)) = (found, page.take_fence()) else { return Claim::Idle };
+        let Some(found) = found else { return Claim::Idle };
+        let fence = page.take_fence();
         let lost = found.is_held();
         if lost {
-            // The holder never finished, and is gone; or never had the answer.
+            // The holder never finished, and is gone; or never got the answer.
             let unheard = (self.again && found.chain.session == self.session).then_some(UNHEARD);
             page.lost(found.fence, unheard);
         }
@@ -130,7 +131,7 @@ impl Decide for ClaimRequest {
                 (held.looks, held.watch_at) = (0, held.watch_at.min(ChainRow::watched_after_death(now)));
             }
             held.hold(self.session);
-            // What is claimed has been sent, whether or not the note of it has come.
+            // A message that is claimed has been sent, whether or not the note of that has come.
             held.chain.sent = true;
             if refused.is_none() && held.batch_total == 0 {
                 (held.chain.started_tick, held.chain.last_start) = (held.chain.hint.tick, now);
@@ -206,7 +207,7 @@ impl Decide for FinishRequest {
             if self.carry.is_some() {
                 (held.carry, held.carries) = (self.carry.clone(), true);
             }
-            // What a retired chain would wait for is wanted no more.
+            // A retired chain waits for no batch.
             let members = if held.chain.state == ChainState::Retired { 0 } else { self.members.len() };
             let members = i64::try_from(members).unwrap_or(i64::MAX);
             (held.batch_total, held.chain.batch_open, held.batch_failed) = (members, members, 0);
@@ -223,7 +224,7 @@ impl Decide for FinishRequest {
             progress: self.progress.as_ref().map(Progress::text),
             only_if_open: false,
         };
-        // An end that is written stays: whoever was not told of it may ask again when the chain has moved on.
+        // An end that is written stays: a finish whose answer was lost may be asked again when the chain has moved on.
         if page.writes.ended.get(&self.fence).is_none_or(|there| there.verdict == "lost" && there.reason.is_none()) {
             page.writes.ended.insert(self.fence, ended);
         }
@@ -262,7 +263,7 @@ fn count_for_rotation(page: &mut Page, finish: &FinishRequest, manual: &ChainRow
     rotation.moved = true;
     if finish.verdict == Verdict::Retired {
         rotation.chain.state = ChainState::Retired;
-        // What it waits for is wanted no more. Who runs it cannot finish it.
+        // The members of its batch are not wanted any more. A run of one cannot be finished.
         (rotation.batch_total, rotation.chain.batch_open) = (0, 0);
         let epoch = rotation.chain.hint.epoch;
         page.writes.over.push(epoch);
@@ -273,7 +274,7 @@ fn count_for_rotation(page: &mut Page, finish: &FinishRequest, manual: &ChainRow
 fn begin_members(page: &mut Page, owner: Option<&str>, finish: &FinishRequest) -> Vec<Hint> {
     let mut hints = Vec::with_capacity(finish.members.len());
     for Member { kind, key, queue, payload, due, depth } in &finish.members {
-        let Some(epoch) = page.take_epoch() else { break };
+        let epoch = page.take_epoch();
         let member = Inserted {
             epoch,
             queue: queue.clone(),
@@ -344,7 +345,7 @@ fn accept(
     begun.collect()
 }
 
-/// [`crate::Ledger::enroll`]
+/// [`crate::Protocol::enroll`]
 pub(super) struct Enroll(pub(super) Vec<NewChain>);
 
 impl Decide for Enroll {
@@ -413,7 +414,7 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
             }
             return Enrolled::Updated { rescheduled };
         }
-        let Some(epoch) = page.take_epoch() else { return Enrolled::Unchanged };
+        let epoch = page.take_epoch();
         let new = Inserted {
             epoch,
             queue: chain.queue.clone(),
@@ -442,7 +443,10 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
         let (old, tick) = (held.chain.hint.epoch, if goes_on { held.chain.hint.tick } else { 1 });
         let held = match goes_on {
             true => page.epoch(old),
-            false => page.take_epoch().and_then(|epoch| page.new_epoch(old, epoch)),
+            false => {
+                let epoch = page.take_epoch();
+                page.new_epoch(old, epoch)
+            }
         };
         let Some(held) = held else { return Enrolled::Retired };
         (held.chain.hint.attempt, held.chain.sent, held.looks) = (1, false, 0);
@@ -477,7 +481,7 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
     Enrolled::Updated { rescheduled }
 }
 
-/// [`crate::Ledger::mark_sent`], and with `slack` [`crate::Ledger::enrolled_sent`]
+/// [`crate::Protocol::mark_sent`], and with `slack` [`crate::Protocol::enrolled_sent`]
 pub(super) struct MarkSent {
     pub(super) sent: Vec<Sent>,
     pub(super) slack: Option<Duration>,
@@ -503,7 +507,7 @@ impl Decide for MarkSent {
     }
 }
 
-/// [`crate::Ledger::look_again`]
+/// [`crate::CatchUp::look_again`]
 pub(super) struct Look(pub(super) Vec<LookAgain>);
 
 impl Decide for Look {
@@ -527,7 +531,7 @@ impl Decide for Look {
     }
 }
 
-/// [`crate::Ledger::record_failure`]
+/// [`crate::Failures::record_failure`]
 pub(super) struct RecordFailure {
     pub(super) kind: String,
     pub(super) key: String,
@@ -545,7 +549,7 @@ impl Decide for RecordFailure {
     }
 }
 
-/// [`crate::Ledger::accept`]
+/// [`crate::Jobs::accept`]
 pub(super) struct Accept {
     pub(super) kind: String,
     pub(super) key: String,
@@ -578,7 +582,7 @@ impl Decide for Quarantined {
     }
 }
 
-/// [`crate::Ledger::keep_job`]
+/// [`crate::Jobs::keep_job`]
 pub(super) struct KeepJob {
     pub(super) id: String,
     pub(super) body: Vec<u8>,
@@ -594,7 +598,7 @@ impl Decide for KeepJob {
     }
 }
 
-/// [`crate::Ledger::forget_jobs`]
+/// [`crate::Jobs::forget_jobs`]
 pub(super) struct ForgetJobs(pub(super) Vec<String>);
 
 impl Decide for ForgetJobs {
@@ -607,7 +611,7 @@ impl Decide for ForgetJobs {
     }
 }
 
-/// Nothing itself: what it waits for is the commit that it is in.
+/// Writes nothing itself: its caller waits for the commit that covers the notes before it.
 pub(super) struct Flush;
 
 impl Decide for Flush {

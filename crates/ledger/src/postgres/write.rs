@@ -1,4 +1,4 @@
-//! What a page comes to in SQL: for each kind of change one statement, with an array for each column.
+//! A page's changes in SQL: one statement for each kind of change, with an array for each column.
 
 use roundelay_model::clock::Time;
 use tokio_postgres::types::ToSql;
@@ -52,7 +52,7 @@ pub(super) const END_ATTEMPTS: &str = "
     FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::bool[], $6::int8[], $7::int8[], $8::text[])
          AS u (fence, finished, verdict, reason, only_if_open, overlapped, misfired, progress)
     WHERE a.fence = u.fence AND (a.finished IS NULL OR (a.verdict = 'lost' AND a.reason IS NULL AND NOT u.only_if_open))";
-/// What is permanent for a part stays so, whatever is told of it later; of a whole entity the last word counts.
+/// A part that failed permanently stays so, whatever is reported later; for a whole entity the last report counts.
 /// While a job is under way for a part, that job is waited for.
 const FAILURES: &str = "
     INSERT INTO failures (kind, key, item, reason, times, first_at, last_at, code, next_retry_at, permanent, attempts)
@@ -70,8 +70,8 @@ const FAILURES: &str = "
 const QUARANTINE: &str = "
     INSERT INTO quarantine (at, source, reason, body)
     SELECT * FROM unnest($1::int8[], $2::text[], $3::text[], $4::bytea[])";
-/// Numbers of jobs must come to light in their order, or somebody who has read up to one of them
-/// would miss those below it that are committed later. So those who write jobs take turns.
+/// Numbers of jobs must become visible in their order, or a reader that has read up to one of them would miss lower
+/// ones that are committed later. So transactions that write jobs take turns.
 const JOBS_IN_TURN: &str = "SELECT pg_advisory_xact_lock(hashtextextended('roundelay jobs ' || current_schema(), 0))";
 const FORGET_JOBS: &str = "DELETE FROM jobs WHERE id = ANY ($1::text[])";
 const PUT_JOBS: &str = "

@@ -1,4 +1,4 @@
-//! Who may use the API, what they have done and what they have asked, in SQL.
+//! The API's tokens, audit and requests, in SQL.
 
 use std::time::Duration;
 
@@ -129,7 +129,7 @@ impl Store {
             Some((_, _, until, None)) if now < until => return Ok(Begun::Running),
             _ => {}
         }
-        // With a new number, whoever held it before cannot end it any more.
+        // With a new number, the server that held the request before cannot end it any more.
         self.connection.prepare_cached("DELETE FROM requests WHERE actor = ?1 AND key = ?2")?.execute([actor, key])?;
         let insert = "INSERT INTO requests (actor, key, fingerprint, began, lease_until) VALUES (?1, ?2, ?3, ?4, ?5)
                       RETURNING number";
@@ -177,64 +177,59 @@ impl Store {
 
 #[async_trait]
 impl Access for SqliteLedger {
-    async fn create_token(&self, token: NewToken) -> std::result::Result<TokenCreated, LedgerError> {
+    async fn create_token(&self, token: NewToken) -> Result<TokenCreated, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.create_token(&token, clock.now())).await
     }
 
-    async fn token(&self, hash: Hash) -> std::result::Result<Option<Token>, LedgerError> {
+    async fn token(&self, hash: Hash) -> Result<Option<Token>, LedgerError> {
         self.read(move |store| store.token(&hash)).await
     }
 
-    async fn tokens(&self) -> std::result::Result<Vec<Token>, LedgerError> {
+    async fn tokens(&self) -> Result<Vec<Token>, LedgerError> {
         self.read(|store| store.tokens()).await
     }
 
-    async fn revoke_token(&self, name: String) -> std::result::Result<bool, LedgerError> {
+    async fn revoke_token(&self, name: String) -> Result<bool, LedgerError> {
         self.writer.write(move |store| store.revoke_token(&name)).await
     }
 
-    async fn token_used(&self, id: i64) -> std::result::Result<(), LedgerError> {
+    async fn token_used(&self, id: i64) -> Result<(), LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.token_used(id, clock.now())).await
     }
 
-    async fn begin_audit(&self, entry: NewAuditEntry) -> std::result::Result<i64, LedgerError> {
+    async fn begin_audit(&self, entry: NewAuditEntry) -> Result<i64, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.begin_audit(&entry, clock.now())).await
     }
 
-    async fn end_audit(
-        &self,
-        number: i64,
-        status: u16,
-        detail: Option<String>,
-    ) -> std::result::Result<(), LedgerError> {
+    async fn end_audit(&self, number: i64, status: u16, detail: Option<String>) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.end_audit(number, status, detail.as_deref())).await
     }
 
-    async fn audit(&self, before: Option<i64>, limit: u32) -> std::result::Result<Vec<AuditEntry>, LedgerError> {
+    async fn audit(&self, before: Option<i64>, limit: u32) -> Result<Vec<AuditEntry>, LedgerError> {
         self.read(move |store| store.audit(before.unwrap_or(i64::MAX), limit)).await
     }
 
-    async fn begin_request(&self, request: KeyedRequest, lease: Duration) -> std::result::Result<Begun, LedgerError> {
+    async fn begin_request(&self, request: KeyedRequest, lease: Duration) -> Result<Begun, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.begin_request(&request, clock.now(), lease)).await
     }
 
-    async fn renew_request(&self, held: i64, lease: Duration) -> std::result::Result<bool, LedgerError> {
+    async fn renew_request(&self, held: i64, lease: Duration) -> Result<bool, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.renew_request(held, clock.now() + lease)).await
     }
 
-    async fn end_request(&self, held: i64, answer: Option<KeptAnswer>) -> std::result::Result<(), LedgerError> {
+    async fn end_request(&self, held: i64, answer: Option<KeptAnswer>) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.end_request(held, answer.as_ref())).await
     }
 
-    async fn forget_access(&self, limit: u32) -> std::result::Result<usize, LedgerError> {
+    async fn forget_access(&self, limit: u32) -> Result<usize, LedgerError> {
         let clock = self.clock.clone();
         let now = clock.now();
-        // Mostly there is none: then nothing is written, and nobody waits for the lock.
+        // Mostly there is nothing to forget: then nothing is written, and no other verb waits for the lock.
         if !self.read(move |store| store.any_access_to_forget(now)).await? {
             return Ok(0);
         }

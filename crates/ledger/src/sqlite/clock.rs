@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use async_trait::async_trait;
 use roundelay_model::calendar::{Calendar, REMEMBERED, Stretch};
 use roundelay_model::clock::{Boot, Clock, Entropy, Machine, Time};
 use rusqlite::{Connection, TransactionBehavior, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
+use crate::clock::LedgerClock;
 use crate::error::LedgerError;
 
 /// What the ledger remembers of the wall clock.
@@ -47,16 +49,16 @@ pub(super) fn open(connection: &mut Connection, clock: Clock, entropy: &Entropy)
     Ok(Clock::Machine(Arc::new(machine)))
 }
 
-/// The same for who only looks: what the ledger does not know yet, it is not told.
+/// The clock of a ledger that is only looked at: nothing is written to the ledger.
 pub(super) fn look(connection: &Connection, clock: Clock) -> Result<Clock> {
     if !matches!(clock, Clock::System) {
         return Ok(clock);
     }
-    Ok(Clock::Machine(Arc::new(known(connection, Boot::current("somebody who looks"))?.0)))
+    Ok(Clock::Machine(Arc::new(known(connection, Boot::current("only looks"))?.0)))
 }
 
 impl Store {
-    /// Notes that the wall clock was set, and that it is now.
+    /// Notes how the wall clock was set, and the ledger's time.
     fn note_clock(&mut self, set: Option<&Calendar>, now: Time) -> Result<Calendar> {
         if let Some(stretch) = set.and_then(|set| set.stretches().last()) {
             let insert = "INSERT INTO clock_sets (since, ahead) VALUES (?1, ?2)";
@@ -71,13 +73,14 @@ impl Store {
     }
 }
 
-/// How often the ledger is told its time, in milliseconds: what may be lost when a machine starts with a wrong clock.
+/// How often the ledger's time is noted in it, in milliseconds. So much time may be lost when a machine starts with a
+/// wrong clock.
 const NOTE_EVERY: i64 = 10_000;
 
 impl SqliteLedger {
-    /// Looks whether the wall clock was set; of several processes that notice, each writes what it has seen, and all
-    /// have what was written first.
-    pub(super) async fn look_at_clock(&self) -> std::result::Result<(), LedgerError> {
+    /// Looks whether the wall clock was set; of several processes that notice, each writes what it has seen, and the
+    /// first one written counts for all.
+    pub(super) async fn look_at_clock(&self) -> Result<(), LedgerError> {
         let machine = match &self.clock {
             Clock::Machine(machine) => machine,
             Clock::Server(server) => {
@@ -103,12 +106,30 @@ impl SqliteLedger {
     }
 }
 
+#[async_trait]
+impl LedgerClock for SqliteLedger {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    fn calendar(&self) -> Arc<Calendar> {
+        self.clock.calendar()
+    }
+
+    async fn read_clock(&self) -> Result<(), LedgerError> {
+        self.look_at_clock().await
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::Ledger;
     use crate::url::LedgerUrl;
 
     /// A ledger file, and a second way into it.
@@ -137,7 +158,7 @@ mod tests {
         second.read_clock().await.unwrap();
         assert!((second.calendar().ahead() + 3_600_000).abs() < 100, "{:?}", second.calendar());
         assert!(far(second.calendar().wall(second.now()), Clock::System.now()) < 100);
-        // Once is enough, and others have it from the ledger.
+        // Noting it once is enough: other processes read it from the ledger.
         second.read_clock().await.unwrap();
         let (third, _) = open(&folder);
         third.read_clock().await.unwrap();
@@ -151,7 +172,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (ledger, beside) = open(&folder);
         ledger.read_clock().await.unwrap();
-        // Another start of the machine, before which the ledger's time was a day ahead of what the wall clock shows now.
+        // Another start of the machine, before which the ledger's time was a day ahead of what the wall clock shows
+        // now.
         let day = 86_400_000;
         let seen: i64 = beside.query_row("SELECT seen FROM ledger_clock", [], |row| row.get(0)).unwrap();
         assert!(far(Time::from_millis(seen), ledger.now()) < 1_000);

@@ -1,4 +1,4 @@
-//! What somebody finds who only looks at a ledger's file: nothing of it is created, changed or kept.
+//! Examining a ledger's file without creating, changing or keeping anything of it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::schema;
 
 /// How long another process may hold the write lock. A worker holds it for some milliseconds at a time.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Of a file that is damaged, so many complaints are told.
+/// The most complaints about a damaged file that are reported.
 const COMPLAINTS: u32 = 3;
 /// What a path in a `file:` URI may hold as it is.
 const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'_').remove(b'.');
@@ -46,9 +46,9 @@ pub fn wal(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Opens the file for reading. Where it has no write-ahead log, nobody has it open and all is in the file: then SQLite
-/// is told that it never changes, since it would else create the log, and could not take it away again. Answers also
-/// whether it was told so.
+/// Opens the file for reading. Where it has no write-ahead log, no process has it open and all is in the file: then
+/// SQLite is told that the file never changes, since it would else create the log, and could not remove it again.
+/// Answers also whether SQLite was told so.
 pub(super) fn open(path: &Path) -> rusqlite::Result<(Connection, bool)> {
     let alone = !wal(path).exists();
     let path = utf8_percent_encode(&path.to_string_lossy(), PATH).to_string();
@@ -59,8 +59,8 @@ pub(super) fn open(path: &Path) -> rusqlite::Result<(Connection, bool)> {
     Ok((connection, alone))
 }
 
-/// Asks on a connection for this only. Once more, if somebody has begun to write to a file that was taken for one that
-/// never changes.
+/// Asks on a connection of its own. Asks once more if another process has begun to write to a file that was taken for
+/// one that never changes.
 fn ask<T>(path: &Path, question: impl Fn(&Connection) -> rusqlite::Result<T>) -> Result<T, String> {
     let asked = || {
         let (connection, alone) = open(path)?;
@@ -106,7 +106,7 @@ pub fn try_to_write(path: &Path) -> Result<(), Unwritten> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(path, flags)?;
         connection.busy_timeout(PATIENCE)?;
-        // What others have left in the log stays there; a log that is made for this goes again with us.
+        // What other processes have left in the log stays there; a log that is made for this check is removed again.
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, wal(path).exists())?;
         connection.execute_batch("BEGIN IMMEDIATE")?;
         let written = connection.execute("UPDATE meta SET value = value", []);
@@ -124,7 +124,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::Ledger;
+    use crate::Jobs;
     use crate::sqlite::SqliteLedger;
     use crate::url::LedgerUrl;
     use roundelay_model::clock::{Clock, Entropy};
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_looks_leaves_no_trace() {
+    async fn examining_leaves_no_trace() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a ledger?.db");
         let before = Clock::System.now();
@@ -155,7 +155,7 @@ mod tests {
         let ledger = SqliteLedger::open(&url, Clock::System, &Entropy::seeded(1)).unwrap();
         ledger.keep_job("a".into(), b"{}".to_vec()).await.unwrap();
 
-        // While it is open, its log's index is shared memory, and changes whenever somebody reads.
+        // While it is open, its log's index is shared memory, and changes with every read.
         let without_index = |mut files: BTreeMap<OsString, Vec<u8>>| {
             files.retain(|name, _| !name.to_string_lossy().ends_with("-shm"));
             files

@@ -45,7 +45,7 @@ pub(super) fn failure(row: &Row<'_>) -> Result<Failure> {
 }
 
 impl Store {
-    /// What is permanent for a part stays so, whatever is told of it later; of a whole entity the last word counts.
+    /// A part that failed permanently stays so, whatever is reported later; for a whole entity the last report counts.
     /// While a job is under way for a part, that job is waited for.
     pub(super) fn record_failure(&mut self, kind: &str, key: &str, failed: &FailedItem, at: Time) -> Result<()> {
         let FailedItem { item, reason, code, next_retry_at, permanent } = failed;
@@ -195,6 +195,20 @@ impl Store {
         self.connection.prepare_cached(update)?.execute(params![id, reason, code, at.as_millis(), next, permanent])?;
         Ok(())
     }
+
+    pub fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
+        let sql = format!("SELECT {FAILURE} FROM failures f ORDER BY f.last_at DESC LIMIT ?1");
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let rows = select.query_map([limit], failure)?;
+        rows.collect()
+    }
+
+    pub fn failures_of(&self, kind: &str, key: &str) -> Result<Vec<Failure>> {
+        let sql = format!("SELECT {FAILURE} FROM failures f WHERE f.kind = ?1 AND f.key = ?2 ORDER BY f.last_at DESC");
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let rows = select.query_map([kind, key], failure)?;
+        rows.collect()
+    }
 }
 
 #[async_trait]
@@ -204,43 +218,55 @@ impl Failures for SqliteLedger {
         filter: FailureFilter,
         after: Option<FailureCursor>,
         limit: u32,
-    ) -> std::result::Result<Vec<Failure>, LedgerError> {
+    ) -> Result<Vec<Failure>, LedgerError> {
         self.read(move |store| store.failed(&filter, after, limit)).await
     }
 
-    async fn count_failed(&self, filter: FailureFilter) -> std::result::Result<(u64, u64), LedgerError> {
+    async fn count_failed(&self, filter: FailureFilter) -> Result<(u64, u64), LedgerError> {
         self.read(move |store| store.count_failed(&filter)).await
     }
 
-    async fn retry_failed(&self, filter: FailureFilter) -> std::result::Result<u64, LedgerError> {
+    async fn retry_failed(&self, filter: FailureFilter) -> Result<u64, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.retry_failed(&filter, clock.now())).await
     }
 
-    async fn drop_failed(&self, filter: FailureFilter) -> std::result::Result<u64, LedgerError> {
+    async fn drop_failed(&self, filter: FailureFilter) -> Result<u64, LedgerError> {
         self.writer.write(move |store| store.drop_failed(&filter)).await
     }
 
-    async fn due_items(&self, kind: String, limit: u32) -> std::result::Result<Vec<DueItem>, LedgerError> {
+    async fn due_items(&self, kind: String, limit: u32) -> Result<Vec<DueItem>, LedgerError> {
         let now = self.clock.now();
         self.read(move |store| store.due_items(&kind, now, limit)).await
     }
 
-    async fn plan_items(&self, planned: Vec<PlannedItem>) -> std::result::Result<Vec<bool>, LedgerError> {
+    async fn plan_items(&self, planned: Vec<PlannedItem>) -> Result<Vec<bool>, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.plan_items(&planned, clock.now())).await
     }
 
-    async fn hold_item(&self, id: String, length: Duration) -> std::result::Result<Hold, LedgerError> {
+    async fn hold_item(&self, id: String, length: Duration) -> Result<Hold, LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.hold_item(&id, clock.now(), length)).await
     }
 
-    async fn put_off_item(&self, id: String, until: Time) -> std::result::Result<(), LedgerError> {
+    async fn put_off_item(&self, id: String, until: Time) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.put_off_item(&id, until)).await
     }
 
-    async fn end_item(&self, id: String, end: ItemEnd, at: Time) -> std::result::Result<(), LedgerError> {
+    async fn end_item(&self, id: String, end: ItemEnd, at: Time) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.end_item(&id, &end, at)).await
+    }
+
+    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.record_failure(&kind, &key, &failed, at)).await
+    }
+
+    async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {
+        self.read(move |store| store.failures(limit)).await
+    }
+
+    async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>, LedgerError> {
+        self.read(move |store| store.failures_of(&kind, &key)).await
     }
 }

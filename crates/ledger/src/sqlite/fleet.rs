@@ -1,4 +1,4 @@
-//! Workers and what was ordered of them, in SQL.
+//! Workers and the orders for them, in SQL.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,7 @@ impl Store {
         .collect()
     }
 
-    /// Nothing when there is no such worker.
+    /// `None` when there is no such worker.
     fn order_fleet(
         &mut self,
         subject: &Subject,
@@ -105,33 +105,28 @@ impl Store {
 
 #[async_trait]
 impl Fleet for SqliteLedger {
-    async fn attend(&self, presence: Presence, pulses: Vec<ThroughputSample>) -> std::result::Result<(), LedgerError> {
+    async fn attend(&self, presence: Presence, pulses: Vec<ThroughputSample>) -> Result<(), LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.attend(&presence, &pulses, clock.now())).await
     }
 
-    async fn leave(&self, worker: String) -> std::result::Result<(), LedgerError> {
+    async fn leave(&self, worker: String) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.leave(&worker)).await
     }
 
-    async fn workers(&self) -> std::result::Result<Vec<SeenWorker>, LedgerError> {
+    async fn workers(&self) -> Result<Vec<SeenWorker>, LedgerError> {
         self.read(|store| store.workers()).await
     }
 
-    async fn pulses(&self, since: Time) -> std::result::Result<Vec<ThroughputSample>, LedgerError> {
+    async fn pulses(&self, since: Time) -> Result<Vec<ThroughputSample>, LedgerError> {
         self.read(move |store| store.pulses(since)).await
     }
 
-    async fn fleet_orders(&self) -> std::result::Result<BTreeMap<Subject, FleetOrders>, LedgerError> {
+    async fn fleet_orders(&self) -> Result<BTreeMap<Subject, FleetOrders>, LedgerError> {
         self.read(|store| store.fleet_orders()).await
     }
 
-    async fn order_fleet(
-        &self,
-        subject: Subject,
-        order: FleetOrder,
-        by: String,
-    ) -> std::result::Result<FleetOrders, LedgerError> {
+    async fn order_fleet(&self, subject: Subject, order: FleetOrder, by: String) -> Result<FleetOrders, LedgerError> {
         let clock = self.clock.clone();
         let told = subject.clone();
         let orders = self.writer.write(move |store| store.order_fleet(&told, order.clone(), &by, clock.now())).await?;

@@ -12,7 +12,7 @@ use crate::history::History;
 
 /// Those of the `?2` oldest attempts that ended before `?1`. Attempts end about in the order of
 /// their fences, so only the oldest are looked at. One that has no end a day after it began was cut
-/// off, on a chain that nobody has claimed since.
+/// off, on a chain that no worker has claimed since.
 const OLD: &str = "fence IN (SELECT fence FROM attempts ORDER BY fence LIMIT ?2)
                    AND coalesce(finished, started + 86400000) < ?1";
 
@@ -47,7 +47,7 @@ impl Store {
         Ok(())
     }
 
-    /// Mostly the very first that has an end is young, and then there is nothing to look for.
+    /// Mostly even the oldest attempt that has ended is young, and then there is nothing to delete.
     fn any_old(&self, before: Time) -> Result<bool> {
         let oldest = "SELECT coalesce(finished, started + 86400000) < ?1 FROM attempts
                       WHERE finished IS NOT NULL OR started + 86400000 < ?1 ORDER BY fence LIMIT 1";
@@ -96,6 +96,7 @@ impl Store {
     }
 
     fn left_with(&self, session: i64, limit: u32) -> Result<Vec<ClaimId>> {
+        // `holder <> 0` is implied, and said for the partial index `chains_left_held`, which has it as a condition.
         let left = "SELECT epoch, fence FROM chains WHERE state <> 0 AND holder <> 0 AND holder = ?1
                     UNION ALL SELECT epoch, h.fence FROM hot_chains h CROSS JOIN chains USING (epoch)
                     WHERE state <> 0 AND h.holder = ?1
@@ -117,24 +118,28 @@ impl Store {
 
 #[async_trait]
 impl History for SqliteLedger {
-    async fn end_left(&self, limit: u32) -> std::result::Result<(), LedgerError> {
+    async fn end_left(&self, limit: u32) -> Result<(), LedgerError> {
         let clock = self.clock.clone();
-        // Every sweep asks, and mostly there is none: then nothing is written, and nobody waits for the lock.
+        // Every sweep asks, and mostly there is none: then nothing is written, and no other verb waits for the lock.
         if !self.read(Store::any_left).await? {
             return Ok(());
         }
         self.writer.write(move |store| store.end_left(clock.now(), limit)).await
     }
 
-    async fn left_with(&self, session: i64, limit: u32) -> std::result::Result<Vec<ClaimId>, LedgerError> {
+    async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<ClaimId>, LedgerError> {
         self.read(move |store| store.left_with(session, limit)).await
     }
 
-    async fn archive(&self, before: Time, limit: u32) -> std::result::Result<usize, LedgerError> {
+    async fn archive(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
         self.writer.write(move |store| store.archive(before, limit)).await
     }
 
-    async fn expire(&self, before: Time, limit: u32) -> std::result::Result<usize, LedgerError> {
+    async fn expire(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
         self.writer.write(move |store| store.expire(before, limit)).await
+    }
+
+    async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
+        self.writer.write(move |store| store.prune(before, limit)).await
     }
 }

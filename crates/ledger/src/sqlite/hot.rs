@@ -5,9 +5,9 @@
 //! and many runs write to the same few pages of it; each chain lies on a page of its own among very many, which
 //! is written once in a tick instead of three times. `chains_now` shows every chain as it is.
 //!
-//! Whoever else changes one of these columns cools the chains first, and then finds all in one place. Two need not:
-//! a chain that waits for its batch is never hot, so the last member's end may write its `sent`; and the note that a
-//! chain's first message was sent is of no use any more once the chain has been claimed.
+//! Every other statement that changes one of these columns cools the chains first, and then finds all in one place. Two
+//! need not: a chain that waits for its batch is never hot, so the last member's end may write its `sent`; and the note
+//! that a chain's first message was sent is of no use any more once the chain has been claimed.
 
 use roundelay_model::clock::Time;
 use rusqlite::params;
@@ -16,7 +16,7 @@ use super::store::{Result, Store};
 use crate::chain::Sent;
 
 impl Store {
-    /// Says of a chain what a run changes of it.
+    /// Writes the columns of a chain that a run changes, and makes the chain hot.
     pub(super) fn heat(
         &mut self,
         epoch: i64,
@@ -49,7 +49,7 @@ impl Store {
         Ok(())
     }
 
-    /// Cools all.
+    /// Cools all chains.
     pub(super) fn fold_all_hot(&mut self) -> Result<()> {
         self.fold_hot("SELECT epoch FROM hot_chains", [])
     }
@@ -77,15 +77,15 @@ mod tests {
     use rusqlite::Connection;
 
     use super::*;
+    use crate::catch_up::LookAgain;
     use crate::chain::{Hint, Kinds};
-    use crate::chain_orders::{ChainFilter, ChainOrder};
     use crate::claim::{Claim, ClaimId, ClaimRequest};
     use crate::enroll::NewChain;
     use crate::finish::{FinishRequest, Member};
     use crate::look::{ListFilter, Move};
-    use crate::overdue::LookAgain;
+    use crate::orders::{ChainFilter, ChainOrder};
+    use crate::reports::ChainView;
     use crate::sqlite::{configure, schema};
-    use crate::view::ChainView;
     use roundelay_model::clock::Entropy;
     use roundelay_model::guard::Guard;
     use roundelay_model::outcome::{Next, Verdict};
@@ -94,7 +94,7 @@ mod tests {
     const SLACK: Duration = Duration::from_secs(30);
     const KEYS: [&str; 3] = ["a", "b", "c"];
 
-    /// What is done with one of the chains.
+    /// A verb on one of the chains.
     #[derive(Clone, Copy, Debug)]
     enum Verb {
         Claim { by: u64 },
@@ -162,7 +162,7 @@ mod tests {
             revive: true,
             once: false,
             manual: Default::default(),
-            owner: Some("somebody".into()),
+            owner: Some("owner".into()),
             schedule: None,
             keep_schedule: false,
             only_new: false,
@@ -178,7 +178,7 @@ mod tests {
         /// With whether a batch had been waited for.
         fences: Vec<(Hint, i64, bool)>,
         sent: Vec<Sent>,
-        /// That of the worker.
+        /// The worker's session.
         session: i64,
     }
 
@@ -225,7 +225,7 @@ mod tests {
         }
     }
 
-    /// Does it; tells all that can be seen of it.
+    /// Carries out a verb; answers with all that can be seen of it.
     fn act(store: &mut Store, seen: &mut Seen, verb: Verb, key: &str, now: Time) -> String {
         let which = ChainFilter { kind: Some("sync".into()), key: Some(key.into()), ..ChainFilter::default() };
         let pick = |stale: bool, count: usize| count.checked_sub(if stale { 2 } else { 1 });
@@ -337,7 +337,7 @@ mod tests {
         Kinds { recurring: all.clone(), all }
     }
 
-    /// All that anybody can see.
+    /// All that can be seen of the chains.
     fn state(store: &Store, now: Time) -> String {
         let chains: Vec<_> = KEYS.iter().map(|key| store.chains("sync", key).unwrap()).collect();
         let messages = store.messages(&["work".into()], &kinds(), 0, 100).unwrap();
@@ -354,7 +354,7 @@ mod tests {
         // Each is up to 60 verbs, and after each everything is compared.
         #![proptest_config(ProptestConfig::with_cases(96))]
 
-        /// Whatever befalls chains, nobody can tell those that are hot from those that are cooled at once.
+        /// Whatever verbs come, chains that are hot look the same as chains that are cooled at once.
         #[test]
         fn a_hot_chain_is_a_chain_like_any_other(verbs in prop::collection::vec((verbs(), 0..KEYS.len()), 1..60)) {
             let (mut hot, mut cool) = (store(), store());

@@ -1,16 +1,19 @@
 //! The ledger in a SQLite file: WAL, `synchronous=FULL`, one writing thread with group commit,
 //! and a second connection for reading. Several processes on one machine may share the file; it
-//! must not lie on a network file system. [`examine`] is for whoever only looks at it.
+//! must not lie on a network file system. [`examine`] only looks at it.
 
 mod access;
+mod catch_up;
 mod clock;
 pub mod examine;
 mod failed;
 mod fleet;
 mod history;
 mod hot;
-mod list;
+mod jobs;
 mod orders;
+mod protocol;
+mod reports;
 mod rosters;
 mod running;
 mod schema;
@@ -19,8 +22,8 @@ mod sessions;
 mod slots;
 mod store;
 mod stored_texts;
+mod topology;
 mod traffic;
-mod views;
 mod writer;
 
 use std::path::Path;
@@ -28,31 +31,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use parking_lot::Mutex;
-use roundelay_model::calendar::Calendar;
-use roundelay_model::clock::{Clock, Entropy, Time};
-use roundelay_model::failure::{FailedItem, Failure};
-use roundelay_model::progress::Progress;
+use roundelay_model::clock::{Clock, Entropy};
 use rusqlite::backup::Backup;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
-use super::Ledger;
-use crate::census::Census;
-use crate::chain::{ChainState, Hint, Kinds, Sent};
-use crate::chain_orders::{ChainFilter, ChainOrder};
-use crate::claim::{Claim, ClaimRequest};
-use crate::enroll::{Enrolled, NewChain};
 use crate::error::LedgerError;
-use crate::finish::{Finish, FinishRequest};
-use crate::look::{Cursor, ListFilter, Listed, Move, OwnerCensus};
 use crate::mark::Marks;
-use crate::outbox::{KeptJob, SpawnedJob};
-use crate::overdue::{LookAgain, Overdue};
 use crate::traffic::Counters;
 use crate::url::LedgerUrl;
-use crate::view::{AttemptRecord, ChainView, LateChain};
 use store::Store;
 use writer::{Lateness, Writer};
 
@@ -79,9 +67,9 @@ pub struct SqliteLedger {
     late: Lateness,
     /// Beside the file; none in memory.
     marks: Arc<Marks>,
-    /// When a beat was last written into the table, in milliseconds.
+    /// The ledger's time, in milliseconds, when a beat was last written into the table.
     told: AtomicI64,
-    /// When its time was last noted, in milliseconds.
+    /// The ledger's time, in milliseconds, when that time was last noted.
     noted: AtomicI64,
 }
 
@@ -265,216 +253,4 @@ fn configure(connection: &Connection) -> rusqlite::Result<()> {
     // which took half of the time in SQLite. None of ours has a better plan for some values than for others.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     rusqlite::vtab::array::load_module(connection)
-}
-
-#[async_trait]
-impl Ledger for SqliteLedger {
-    fn id(&self) -> &str {
-        &self.id
-    }
-
-    fn now(&self) -> Time {
-        self.clock.now()
-    }
-
-    fn calendar(&self) -> Arc<Calendar> {
-        self.clock.calendar()
-    }
-
-    async fn read_clock(&self) -> Result<(), LedgerError> {
-        self.look_at_clock().await
-    }
-
-    async fn enroll(&self, chains: Vec<NewChain>) -> Result<Vec<Enrolled>, LedgerError> {
-        let clock = self.clock.clone();
-        self.writer.write(move |store| store.enroll(&chains, clock.now())).await
-    }
-
-    async fn enrolled_sent(&self, sent: Vec<Sent>, slack: Duration) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.enrolled_sent(&sent, slack)).await
-    }
-
-    async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
-        let clock = self.clock.clone();
-        self.late.of_claim(clock.now().since(request.hint.due));
-        self.writer.write(move |store| store.claim(&request, clock.now())).await
-    }
-
-    async fn finish(&self, request: FinishRequest) -> Result<Finish, LedgerError> {
-        self.writer.write(move |store| store.finish(&request)).await
-    }
-
-    fn mark_sent(&self, sent: Sent) {
-        self.writer.write_later(move |store| store.mark_sent(sent));
-    }
-
-    async fn flush(&self) -> Result<(), LedgerError> {
-        self.writer.write(|_| Ok(())).await
-    }
-
-    async fn overdue(
-        &self,
-        queue: String,
-        kinds: Kinds,
-        now: Time,
-        session: Option<i64>,
-        limit: u32,
-    ) -> Result<Vec<Overdue>, LedgerError> {
-        self.read(move |store| store.overdue(&queue, &kinds, now, session, limit)).await
-    }
-
-    async fn look_again(&self, looks: Vec<LookAgain>) -> Result<Vec<bool>, LedgerError> {
-        self.writer.write(move |store| store.look_again(&looks)).await
-    }
-
-    async fn messages(
-        &self,
-        queues: Vec<String>,
-        kinds: Kinds,
-        after: i64,
-        limit: u32,
-    ) -> Result<Vec<Hint>, LedgerError> {
-        self.read(move |store| store.messages(&queues, &kinds, after, limit)).await
-    }
-
-    async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.record_failure(&kind, &key, &failed, at)).await
-    }
-
-    async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {
-        self.read(move |store| store.failures(limit)).await
-    }
-
-    async fn quarantine(
-        &self,
-        from: String,
-        reason: String,
-        body: Vec<u8>,
-        job: Option<String>,
-        at: Time,
-    ) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.quarantine(&from, &reason, &body, job.as_slice(), at)).await
-    }
-
-    async fn keep_job(&self, id: String, body: Vec<u8>) -> Result<(), LedgerError> {
-        let now = self.now();
-        self.writer.write(move |store| store.keep_job(&id, &body, now)).await
-    }
-
-    async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
-        self.read(move |store| store.kept_jobs(after, limit)).await
-    }
-
-    async fn take_jobs(&self, after: i64, before: Time, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
-        let now = self.now();
-        self.writer.write(move |store| store.take_jobs(after, before, now, limit)).await
-    }
-
-    async fn accept(
-        &self,
-        kind: String,
-        key: String,
-        spawned: Vec<SpawnedJob>,
-        chains: Vec<NewChain>,
-        failed: Vec<FailedItem>,
-    ) -> Result<Vec<Hint>, LedgerError> {
-        let now = self.now();
-        self.writer.write(move |store| store.accept((&kind, &key), &spawned, &chains, &failed, now)).await
-    }
-
-    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.note_progress(&runs)).await
-    }
-
-    async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.forget_jobs(&ids)).await
-    }
-
-    async fn owner(&self, owner: String) -> Result<ChainState, LedgerError> {
-        self.read(move |store| store.owner(&owner)).await
-    }
-
-    async fn reserve(&self, kind: String, key: String, id: String, window: Duration) -> Result<String, LedgerError> {
-        let clock = self.clock.clone();
-        self.writer.write(move |store| store.reserve(&kind, &key, &id, clock.now(), window)).await
-    }
-
-    async fn release(&self, kind: String, key: String, id: String) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.release(&kind, &key, &id)).await
-    }
-
-    async fn advance(&self, kind: String, key: String, slack: Duration) -> Result<Option<Hint>, LedgerError> {
-        let clock = self.clock.clone();
-        self.writer.write(move |store| store.advance(&kind, &key, clock.now(), slack)).await
-    }
-
-    async fn set_schedule(&self, kind: String, key: String, schedule: Option<String>) -> Result<bool, LedgerError> {
-        self.writer.write(move |store| store.set_schedule(&kind, &key, schedule.as_deref())).await
-    }
-
-    async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>, LedgerError> {
-        self.writer.write(move |store| store.reschedule(&moves)).await
-    }
-
-    async fn order_chains(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
-        let clock = self.clock.clone();
-        self.writer.write(move |store| store.order_chains(&which, order, clock.now())).await
-    }
-
-    async fn matching(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
-        let now = self.now();
-        self.read(move |store| store.matching(&which, order, now)).await
-    }
-
-    async fn list(&self, filter: ListFilter, after: Option<Cursor>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
-        let now = self.now();
-        self.read(move |store| store.list(&filter, after, now, limit)).await
-    }
-
-    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError> {
-        self.read(move |store| store.owners(&after, limit)).await
-    }
-
-    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
-        self.read(move |store| store.history(fence, limit)).await
-    }
-
-    async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>, LedgerError> {
-        self.read(move |store| store.failures_of(&kind, &key)).await
-    }
-
-    async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {
-        self.read(move |store| store.chains(&kind, &key)).await
-    }
-
-    async fn furthest(&self, queue: String, limit: u32) -> Result<Vec<Listed>, LedgerError> {
-        let now = self.now();
-        self.read(move |store| store.furthest(&queue, now, limit)).await
-    }
-
-    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
-        let now = self.now();
-        self.read(move |store| store.late(before, now, limit)).await
-    }
-
-    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
-        self.read(move |store| store.attempts(after, limit)).await
-    }
-
-    async fn topology(&self) -> Result<Option<String>, LedgerError> {
-        self.read(|store| store.topology()).await
-    }
-
-    async fn set_topology(&self, current: Option<String>, next: String) -> Result<bool, LedgerError> {
-        self.writer.write(move |store| store.set_topology(current.as_deref(), &next)).await
-    }
-
-    async fn prune(&self, before: Time, limit: u32) -> Result<usize, LedgerError> {
-        self.writer.write(move |store| store.prune(before, limit)).await
-    }
-
-    async fn census(&self, slack: Duration) -> Result<Census, LedgerError> {
-        let now = self.now();
-        self.read(move |store| store.census(now, slack)).await
-    }
 }

@@ -1,18 +1,22 @@
-//! What operators want, in SQL.
+//! Orders for chains, in SQL.
 
+use async_trait::async_trait;
+use rusqlite::Row;
 use std::time::Duration;
 
 use roundelay_model::clock::Time;
 use rusqlite::{OptionalExtension, params};
 
+use super::SqliteLedger;
+use super::reports::waits_for_twin;
 use super::store::{HINT, Result, Store, hint};
-use super::views::waits_for_twin;
 use crate::chain::{ChainState, Hint};
-use crate::chain_orders::{ChainFilter, ChainOrder};
-use crate::look::sqlite_glob;
+use crate::error::LedgerError;
+use crate::look::{Move, sqlite_glob};
+use crate::orders::{ChainFilter, ChainOrder, ChainOrders};
 
-/// The chains that a [`ChainFilter`] means, of `chains`; its parameters are 1 to 7, and 8 is now. Members of a batch go with
-/// its chain.
+/// The chains that a [`ChainFilter`] means, of `chains`; its parameters are 1 to 7, and 8 is now. Members of a batch go
+/// with its chain.
 pub(super) const WHICH: &str = concat!(
     "(?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR key = ?2)
      AND (?3 IS NULL OR owner = ?3) AND (?4 IS NULL OR key GLOB ?4) AND (?5 IS NULL OR queue = ?5)
@@ -21,14 +25,15 @@ pub(super) const WHICH: &str = concat!(
     ")) AND (?7 IS NULL OR state = ?7) AND parent = 0"
 );
 
-/// The same, with what leads to few chains said once more, so that an index is found for it.
+/// [`WHICH`], with the conditions that leave few chains repeated, so that SQLite finds an index for them.
 pub(super) fn which_of(which: &ChainFilter) -> String {
     let name = if which.kind.is_some() && which.key.is_some() { " AND kind = ?1 AND key = ?2" } else { "" };
     let owner = if which.owner.is_some() { " AND owner = ?3" } else { "" };
     format!("{WHICH}{name}{owner}")
 }
 
-/// The chains of a name, and the members of their batches.
+/// The chains of a name, and the members of their batches. `parent <> 0` is implied, and said because SQLite uses the
+/// partial index `chains_by_parent` only where the query repeats the index's condition.
 const OF_NAME: &str = "SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2
     UNION ALL SELECT m.epoch FROM chains c CROSS JOIN chains m ON m.parent = c.epoch AND m.parent <> 0
               WHERE c.kind = ?1 AND c.key = ?2";
@@ -76,7 +81,7 @@ impl Store {
             }
         };
         if order == ChainOrder::Retire {
-            // What they wait for is wanted no more. Who runs it cannot finish it.
+            // The members of their batches are not wanted any more. A run of one cannot be finished.
             self.connection.prepare_cached(&drop_members_of(which))?.execute(parameters)?;
         }
         let sql = format!("UPDATE chains SET state = {states} AND {}", which_of(which));
@@ -84,7 +89,7 @@ impl Store {
         Ok(changed as u64)
     }
 
-    /// What holds for an owner holds for one-off jobs that still wait in queues, too.
+    /// An order for an owner also holds for one-off jobs that still wait in queues.
     fn steer_owner(&mut self, owner: &str, order: ChainOrder, at: Time) -> Result<()> {
         let state = match order {
             ChainOrder::Pause => ChainState::Paused,
@@ -123,30 +128,6 @@ impl Store {
         Ok(epochs.len() as u64)
     }
 
-    pub fn owner(&self, owner: &str) -> Result<ChainState> {
-        let found = self
-            .connection
-            .prepare_cached("SELECT state FROM owners WHERE owner = ?1")?
-            .query_row([owner], |row| row.get(0).map(ChainState::from_number))
-            .optional()?;
-        Ok(found.unwrap_or(ChainState::Active))
-    }
-
-    pub fn reserve(&mut self, kind: &str, key: &str, id: &str, now: Time, window: Duration) -> Result<String> {
-        let take = "INSERT INTO uniques (kind, key, id, until) VALUES (?1, ?2, ?3, ?5)
-                    ON CONFLICT (kind, key) DO UPDATE SET id = excluded.id, until = excluded.until WHERE until <= ?4";
-        let (now, until) = (now.as_millis(), (now + window).as_millis());
-        self.connection.prepare_cached(take)?.execute(params![kind, key, id, now, until])?;
-        let holder = "SELECT id FROM uniques WHERE kind = ?1 AND key = ?2";
-        self.connection.prepare_cached(holder)?.query_row([kind, key], |row| row.get(0))
-    }
-
-    pub fn release(&mut self, kind: &str, key: &str, id: &str) -> Result<()> {
-        let release = "DELETE FROM uniques WHERE kind = ?1 AND key = ?2 AND id = ?3";
-        self.connection.prepare_cached(release)?.execute([kind, key, id])?;
-        Ok(())
-    }
-
     pub fn advance(&mut self, kind: &str, key: &str, now: Time, slack: Duration) -> Result<Option<Hint>> {
         self.fold_hot("SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2", [kind, key])?;
         // What is due already has its message, or catch-up sends it.
@@ -160,19 +141,96 @@ impl Store {
         self.connection.prepare_cached(&advance)?.query_row(params![kind, key, now, watch_at], hint).optional()
     }
 
-    pub fn set_topology(&mut self, current: Option<&str>, next: &str) -> Result<bool> {
-        let found: Option<String> = self
-            .connection
-            .prepare_cached("SELECT value FROM meta WHERE name = 'topology'")?
-            .query_row([], |row| row.get(0))
-            .optional()?;
-        if found.as_deref() != current {
-            return Ok(false);
-        }
-        self.connection
-            .prepare_cached("INSERT OR REPLACE INTO meta (name, value) VALUES ('topology', ?1)")?
-            .execute([next])?;
-        Ok(true)
+    pub fn matching(&self, which: &ChainFilter, order: ChainOrder, now: Time) -> Result<u64> {
+        let states = match order {
+            ChainOrder::Pause => "state = 0",
+            ChainOrder::Resume => "state = 1",
+            ChainOrder::Retire | ChainOrder::RecoverAll => "state <> 2",
+            ChainOrder::Recover => "state = 3",
+        };
+        let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
+        let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
+        let state = state.map(|state| state as i64);
+        // The holders of hot chains are in another table, and matter only to a filter that asks for late chains.
+        let chains = if late_before.is_some() { "chains_now" } else { "chains" };
+        let sql = format!("SELECT count(*) FROM {chains} AS chains WHERE {states} AND {}", which_of(which));
+        let count = |row: &Row<'_>| row.get::<_, i64>(0);
+        let parameters = params![kind, key, owner, like, queue, late_before, state, now.as_millis()];
+        let count = self.connection.prepare_cached(&sql)?.query_row(parameters, count)?;
+        Ok(u64::try_from(count).unwrap_or_default())
+    }
+
+    pub fn set_schedule(&mut self, kind: &str, key: &str, schedule: Option<&str>) -> Result<bool> {
+        let sql = "UPDATE chains SET schedule = ?3
+                   WHERE kind = ?1 AND key = ?2 AND once = 0 AND parent = 0 AND state <> 2";
+        Ok(self.connection.prepare_cached(sql)?.execute(params![kind, key, schedule])? == 1)
+    }
+
+    pub fn reschedule(&mut self, moves: &[Move]) -> Result<Vec<Option<Hint>>> {
+        let sql = format!(
+            "UPDATE chains SET nominal = ?4, due = ?5, expected = ?5, watch_at = ?6, sent = 0, looks = 0
+             WHERE epoch = ?1 AND tick = ?2 AND due = ?3 AND attempt = 1 AND started_tick < tick
+               AND state IN (0, 1) AND once = 0 AND parent = 0 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0
+             RETURNING {HINT}"
+        );
+        self.fold_all_hot()?;
+        let mut update = self.connection.prepare_cached(&sql)?;
+        let mut one = |Move { epoch, tick, from, nominal, due, watch_at }: &Move| {
+            let [from, nominal, due, watch_at] = [*from, *nominal, *due, *watch_at].map(Time::as_millis);
+            update.query_row(params![epoch, tick, from, nominal, due, watch_at], hint).optional()
+        };
+        moves.iter().map(&mut one).collect()
+    }
+
+    fn advance_all(&mut self, which: &ChainFilter, now: Time, limit: u32, slack: Duration) -> Result<Vec<Hint>> {
+        self.fold_all_hot()?;
+        let fits = which_of(which);
+        let sql = format!(
+            "UPDATE chains SET due = ?8, expected = ?8, watch_at = ?9, sent = 0, looks = 0
+             WHERE epoch IN (SELECT epoch FROM chains
+                             WHERE {fits} AND once = 0 AND state = 0 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0
+                               AND due > ?8
+                             LIMIT ?10)
+             RETURNING {HINT}"
+        );
+        let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
+        let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
+        let state = state.map(|state| state as i64);
+        let (now, watch_at) = (now.as_millis(), (now + slack).as_millis());
+        let mut update = self.connection.prepare_cached(&sql)?;
+        let parameters = params![kind, key, owner, like, queue, late_before, state, now, watch_at, limit];
+        update.query_map(parameters, hint)?.collect()
+    }
+}
+
+#[async_trait]
+impl ChainOrders for SqliteLedger {
+    async fn order_chains(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.order_chains(&which, order, clock.now())).await
+    }
+
+    async fn matching(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
+        let now = self.clock.now();
+        self.read(move |store| store.matching(&which, order, now)).await
+    }
+
+    async fn advance(&self, kind: String, key: String, slack: Duration) -> Result<Option<Hint>, LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.advance(&kind, &key, clock.now(), slack)).await
+    }
+
+    async fn set_schedule(&self, kind: String, key: String, schedule: Option<String>) -> Result<bool, LedgerError> {
+        self.writer.write(move |store| store.set_schedule(&kind, &key, schedule.as_deref())).await
+    }
+
+    async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>, LedgerError> {
+        self.writer.write(move |store| store.reschedule(&moves)).await
+    }
+
+    async fn advance_all(&self, which: ChainFilter, limit: u32, slack: Duration) -> Result<Vec<Hint>, LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.advance_all(&which, clock.now(), limit, slack)).await
     }
 }
 

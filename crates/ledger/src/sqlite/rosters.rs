@@ -4,8 +4,8 @@ use async_trait::async_trait;
 use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
+use super::reports::text_array;
 use super::store::{Result, Store};
-use super::views::text_array;
 use crate::chain::ChainState;
 use crate::error::LedgerError;
 use crate::rosters::{Enlisted, Rosters};
@@ -38,7 +38,7 @@ impl Store {
                      WHERE kind = ?1 AND key = ?2 AND once = 1 AND parent = 0 AND state <> 2",
                 )?
                 .execute([&kind, &key])?;
-            // What it waits for is wanted no more. Who runs it cannot finish it.
+            // The members of its batch are not wanted any more. A run of one cannot be finished.
             self.connection
                 .prepare_cached(
                     "DELETE FROM chains WHERE parent <> 0 AND parent IN
@@ -72,20 +72,15 @@ impl Store {
 
 #[async_trait]
 impl Rosters for SqliteLedger {
-    async fn enlisted(
-        &self,
-        kind: String,
-        after: String,
-        limit: u32,
-    ) -> std::result::Result<Vec<Enlisted>, LedgerError> {
+    async fn enlisted(&self, kind: String, after: String, limit: u32) -> Result<Vec<Enlisted>, LedgerError> {
         self.read(move |store| store.enlisted(&kind, &after, limit)).await
     }
 
-    async fn depart(&self, epochs: Vec<i64>) -> std::result::Result<u64, LedgerError> {
+    async fn depart(&self, epochs: Vec<i64>) -> Result<u64, LedgerError> {
         self.writer.write(move |store| store.depart(&epochs)).await
     }
 
-    async fn departed(&self, kind: String, keys: Vec<String>) -> std::result::Result<Vec<String>, LedgerError> {
+    async fn departed(&self, kind: String, keys: Vec<String>) -> Result<Vec<String>, LedgerError> {
         self.read(move |store| store.departed(&kind, &keys)).await
     }
 }

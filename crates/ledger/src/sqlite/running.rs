@@ -76,6 +76,13 @@ impl Store {
         })?;
         rows.collect()
     }
+
+    pub fn note_progress(&mut self, runs: &[(i64, Progress)]) -> Result<()> {
+        let mut update = self
+            .connection
+            .prepare_cached("UPDATE attempts SET progress = ?2 WHERE fence = ?1 AND finished IS NULL")?;
+        runs.iter().try_for_each(|(fence, progress)| update.execute(params![fence, progress.text()]).map(drop))
+    }
 }
 
 #[async_trait]
@@ -86,26 +93,30 @@ impl Running for SqliteLedger {
         jobs: Vec<RunningJob>,
         ended: Vec<String>,
         hold: Duration,
-    ) -> std::result::Result<(), LedgerError> {
+    ) -> Result<(), LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.note_running(&worker, &jobs, &ended, clock.now(), hold)).await
     }
 
-    async fn running(&self, kind: String, key: String) -> std::result::Result<Vec<RunningJob>, LedgerError> {
+    async fn running(&self, kind: String, key: String) -> Result<Vec<RunningJob>, LedgerError> {
         let clock = self.clock.clone();
         self.read(move |store| store.running(&kind, &key, clock.now())).await
     }
 
-    async fn hands(&self, job: String, session: i64) -> std::result::Result<Hands, LedgerError> {
+    async fn hands(&self, job: String, session: i64) -> Result<Hands, LedgerError> {
         self.read(move |store| store.hands(&job, session)).await
     }
 
-    async fn take_in_hand(&self, job: String, session: i64) -> std::result::Result<(), LedgerError> {
+    async fn take_in_hand(&self, job: String, session: i64) -> Result<(), LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.take_in_hand(&job, session, clock.now())).await
     }
 
-    async fn out_of_hand(&self, job: String) -> std::result::Result<(), LedgerError> {
+    async fn out_of_hand(&self, job: String) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.out_of_hand(&job)).await
+    }
+
+    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.note_progress(&runs)).await
     }
 }

@@ -63,8 +63,8 @@ const MIGRATIONS: [&str; 19] = [
          id     TEXT NOT NULL UNIQUE,
          body   BLOB NOT NULL
      );",
-    // Version 2: a single tick beside a rotation, failed parts of a run, the age of kept jobs. The
-    // last index is for claims that nobody will take over, because their chain does not tick.
+    // Version 2: a single tick beside a rotation, failed parts of a run, the age of kept jobs. The last index is for
+    // claims that no worker will take over, because their chain does not tick.
     "ALTER TABLE chains ADD COLUMN once INTEGER NOT NULL DEFAULT 0;
      DROP INDEX chains_by_name;
      CREATE UNIQUE INDEX chains_by_name ON chains (kind, key, once);
@@ -84,9 +84,9 @@ const MIGRATIONS: [&str; 19] = [
      ) WITHOUT ROWID;
      INSERT INTO failures SELECT kind, key, '', reason, times, first_at, last_at FROM failures_1;
      DROP TABLE failures_1;",
-    // Version 3: owners, schedules of a chain's own, what guards look at, what a run hands on, batches.
-    // `parent` is the epoch of the chain that waits for this member of its batch. Whoever runs a
-    // member that is deleted cannot finish it, so its record ends there, whoever deletes it.
+    // Version 3: owners, schedules of a chain's own, what guards look at, what a run hands on, batches. `parent` is the
+    // epoch of the chain that waits for this member of its batch. A run of a member that is deleted cannot be finished,
+    // so its record ends there, whatever deletes the member.
     "ALTER TABLE chains ADD COLUMN owner TEXT;
      ALTER TABLE chains ADD COLUMN schedule TEXT;
      ALTER TABLE chains ADD COLUMN carry TEXT;
@@ -192,7 +192,7 @@ const DISCOVERED_AND_PROGRESS: &str = "
     ALTER TABLE attempts ADD COLUMN progress TEXT;
     ALTER TABLE attempts_archive ADD COLUMN progress TEXT;";
 
-/// What operators have ordered of throttles, as JSON.
+/// The orders for throttles, as JSON.
 const THROTTLE_ORDERS: &str =
     "CREATE TABLE throttle_orders (name TEXT PRIMARY KEY, orders TEXT NOT NULL) WITHOUT ROWID;";
 
@@ -224,7 +224,7 @@ const HOT_CHAINS: &str = "
                c.batch_open, c.batch_failed, c.depth
         FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch;";
 
-/// How workers are, what they have done of late, and what was ordered of them and of queues, as JSON. And what
+/// The reports of workers, what they have done recently, and the orders for them and for queues, as JSON. And what
 /// screens ask for among very many chains: those that rest, and how many of an owner are in which state.
 const FLEET: &str = "
     CREATE TABLE workers (worker TEXT PRIMARY KEY, seen INTEGER NOT NULL, said TEXT NOT NULL) WITHOUT ROWID;
@@ -256,7 +256,7 @@ const RUNNING: &str = "
     CREATE INDEX running_by_name ON running (kind, key);
     CREATE INDEX running_by_until ON running (until);";
 
-/// Who may use the API, what they have asked to be changed (`status` is how that was answered), and the answers to
+/// Who may use the API, the changes that were asked for (`status` is the HTTP status of the answer), and the answers to
 /// requests with a key. A request has no status while it runs.
 const ACCESS: &str = "
     CREATE TABLE tokens (
@@ -322,8 +322,8 @@ const MANUAL_RUNS: &str = "
         FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch;";
 
 /// What the ledger's time was when the machine was started, by the boot's name; the last time that was seen; and from
-/// when on the wall clock was ahead by how much. How far the clock was set before, only throttles knew: what chains have
-/// by the clock itself is brought to that.
+/// when on the wall clock was ahead by how much. How far the clock was set before, only throttles knew: what chains
+/// have by the clock itself is brought to that.
 const STEADY_TIME: &str = "
     UPDATE chains SET nominal = nominal - set_by / 1000, due = due - set_by / 1000, expected = expected - set_by / 1000,
                       watch_at = watch_at - set_by / 1000, lease_until = max(lease_until - set_by / 1000, 0),
@@ -368,7 +368,7 @@ const SESSIONS: &str = "
                c.batch_open, c.batch_failed, c.depth, c.priority, c.manual, c.beside
         FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch;";
 
-/// Which sessions have had a one-off job in hand that was delivered again, without its coming to an end there.
+/// Which sessions have run a one-off job that was delivered again, and have not finished it.
 const IN_HAND: &str = "
     CREATE TABLE in_hand (
         job     TEXT    NOT NULL,
@@ -449,7 +449,7 @@ pub fn still_ours(connection: &Connection) -> rusqlite::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Ledger;
+    use crate::Jobs;
     use crate::sqlite::SqliteLedger;
     use crate::url::LedgerUrl;
     use roundelay_model::clock::Clock;

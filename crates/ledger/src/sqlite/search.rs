@@ -1,7 +1,5 @@
 //! What screens ask for, in SQL.
 
-use std::time::Duration;
-
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use rusqlite::{OptionalExtension, params};
@@ -9,21 +7,20 @@ use wildmatch::WildMatch;
 
 use super::SqliteLedger;
 use super::failed::FITS;
-use super::list::{LISTED, listed};
 use super::orders::which_of;
-use super::store::{HINT, Result, Store, hint, time};
-use super::views::{ATTEMPT, attempt, waits_for_twin};
-use crate::chain::{ChainState, Hint};
-use crate::chain_orders::ChainFilter;
+use super::reports::{ATTEMPT, LISTED, attempt, listed, waits_for_twin};
+use super::store::{Result, Store, time};
+use crate::chain::ChainState;
 use crate::error::LedgerError;
 use crate::failed::FailureFilter;
 use crate::look::{Condition, Cursor, ListFilter, Listed, sqlite_glob};
+use crate::orders::ChainFilter;
+use crate::reports::AttemptRecord;
 use crate::search::{Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
-use crate::view::AttemptRecord;
 
-/// To fetch a chain takes as much as to read so many names in their order.
+/// How many names can be read in their order at the cost of fetching one chain.
 const FETCH: u32 = 8;
-/// The chains of an owner with no more than so many are looked at by their index.
+/// An owner with at most this many chains is searched by the owners' index.
 const FEW: u32 = 10_000;
 
 impl Store {
@@ -175,26 +172,6 @@ impl Store {
         let mut delete = self.connection.prepare_cached("DELETE FROM quarantine WHERE number = ?1")?;
         numbers.iter().try_fold(0, |count, number| Ok(count + delete.execute([number])? as u64))
     }
-
-    fn advance_all(&mut self, which: &ChainFilter, now: Time, limit: u32, slack: Duration) -> Result<Vec<Hint>> {
-        self.fold_all_hot()?;
-        let fits = which_of(which);
-        let sql = format!(
-            "UPDATE chains SET due = ?8, expected = ?8, watch_at = ?9, sent = 0, looks = 0
-             WHERE epoch IN (SELECT epoch FROM chains
-                             WHERE {fits} AND once = 0 AND state = 0 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0
-                               AND due > ?8
-                             LIMIT ?10)
-             RETURNING {HINT}"
-        );
-        let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;
-        let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
-        let state = state.map(|state| state as i64);
-        let (now, watch_at) = (now.as_millis(), (now + slack).as_millis());
-        let mut update = self.connection.prepare_cached(&sql)?;
-        let parameters = params![kind, key, owner, like, queue, late_before, state, now, watch_at, limit];
-        update.query_map(parameters, hint)?.collect()
-    }
 }
 
 /// Where [`ATTEMPT`] has the verdict, and how many columns it has.
@@ -209,16 +186,12 @@ impl Search for SqliteLedger {
         after: Option<Cursor>,
         limit: u32,
         effort: u32,
-    ) -> std::result::Result<Found<Listed, Cursor>, LedgerError> {
+    ) -> Result<Found<Listed, Cursor>, LedgerError> {
         let now = self.clock.now();
         self.read(move |store| store.search(&filter, after, now, limit, effort)).await
     }
 
-    async fn histories(
-        &self,
-        fences: Vec<i64>,
-        limit: u32,
-    ) -> std::result::Result<Vec<Vec<AttemptRecord>>, LedgerError> {
+    async fn histories(&self, fences: Vec<i64>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>, LedgerError> {
         self.read(move |store| store.histories(&fences, limit)).await
     }
 
@@ -228,28 +201,19 @@ impl Search for SqliteLedger {
         before: Option<i64>,
         limit: u32,
         effort: u32,
-    ) -> std::result::Result<Found<NamedAttempt, i64>, LedgerError> {
+    ) -> Result<Found<NamedAttempt, i64>, LedgerError> {
         self.read(move |store| store.runs(&filter, before, limit, effort)).await
     }
 
-    async fn reasons(&self, filter: FailureFilter) -> std::result::Result<Vec<ReasonCount>, LedgerError> {
+    async fn reasons(&self, filter: FailureFilter) -> Result<Vec<ReasonCount>, LedgerError> {
         self.read(move |store| store.reasons(&filter)).await
     }
 
-    async fn quarantined(
-        &self,
-        before: Option<i64>,
-        limit: u32,
-    ) -> std::result::Result<Vec<QuarantinedMessage>, LedgerError> {
+    async fn quarantined(&self, before: Option<i64>, limit: u32) -> Result<Vec<QuarantinedMessage>, LedgerError> {
         self.read(move |store| store.quarantined(before, limit)).await
     }
 
-    async fn retry_quarantined(
-        &self,
-        number: i64,
-        id: String,
-        body: Vec<u8>,
-    ) -> std::result::Result<bool, LedgerError> {
+    async fn retry_quarantined(&self, number: i64, id: String, body: Vec<u8>) -> Result<bool, LedgerError> {
         let clock = self.clock.clone();
         let retry = move |store: &mut Store| {
             let there = store.forget_quarantined(&[number])? > 0;
@@ -261,17 +225,7 @@ impl Search for SqliteLedger {
         self.writer.write(retry).await
     }
 
-    async fn forget_quarantined(&self, numbers: Vec<i64>) -> std::result::Result<u64, LedgerError> {
+    async fn forget_quarantined(&self, numbers: Vec<i64>) -> Result<u64, LedgerError> {
         self.writer.write(move |store| store.forget_quarantined(&numbers)).await
-    }
-
-    async fn advance_all(
-        &self,
-        which: ChainFilter,
-        limit: u32,
-        slack: Duration,
-    ) -> std::result::Result<Vec<Hint>, LedgerError> {
-        let clock = self.clock.clone();
-        self.writer.write(move |store| store.advance_all(&which, clock.now(), limit, slack)).await
     }
 }

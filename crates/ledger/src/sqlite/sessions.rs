@@ -1,7 +1,7 @@
 //! Workers' leases, in SQL and by marks: see [`crate::mark`].
 //!
-//! All workers on a file are on one machine, so they say by their marks that they live, and a ledger that is busy, or a
-//! file that is locked for long, makes no worker seem dead. In memory there is no mark: there the table says it.
+//! All workers on a file are on one machine, so they beat by their marks, and a ledger that is busy, or a file that is
+//! locked for long, makes no worker seem dead. In memory there is no mark: there the table has the beat.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -13,19 +13,16 @@ use roundelay_model::deaths::UNHEARD;
 use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
-use super::store::{HINT, HOLDER, Result, Store};
-use super::views::{overdue, text_array};
-use crate::chain::Kinds;
+use super::store::{Result, Store};
 use crate::claim::ClaimId;
 use crate::error::LedgerError;
-use crate::overdue::{OrphanFilter, Overdue};
 use crate::sessions::{Beat, Session, Sessions};
 
-/// In milliseconds.
+/// How often a beat is also written into the table, in milliseconds.
 const TELL_EVERY: i64 = 10_000;
 
 impl Store {
-    /// The sessions of workers that were heard of of late: see [`super::views`].
+    /// The sessions whose beat has risen recently: see [`super::reports`].
     pub(super) fn sessions_heard_of(&self, now: Time) -> Result<HashSet<i64>> {
         let heard_of = "SELECT session FROM sessions WHERE beat > ?1 - 40000";
         self.connection.prepare_cached(heard_of)?.query_map([now.as_millis()], |row| row.get(0))?.collect()
@@ -84,19 +81,6 @@ impl Store {
         }
         Ok(())
     }
-
-    fn orphans(&self, queue: &str, kinds: &Kinds, left: OrphanFilter, limit: u32) -> Result<Vec<Overdue>> {
-        let sql = format!(
-            "SELECT {HINT}, sent, watch_at, looks, {HOLDER}, expected, holder, fence FROM chains_now
-             WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) AND (once OR kind IN rarray(?4))
-               AND iif(holder = 0, due < iif(sent, ?6, max(?6, ?7)) AND batch_open = 0, holder NOT IN (SELECT session FROM sessions))
-             ORDER BY watch_at LIMIT ?5"
-        );
-        let (all, recurring) = (text_array(&kinds.all), text_array(&kinds.recurring));
-        let [until, late, unsent] = [left.until, left.late, left.unsent].map(Time::as_millis);
-        let values = params![queue, until, all, recurring, limit, late, unsent];
-        self.connection.prepare_cached(&sql)?.query_map(values, overdue)?.collect()
-    }
 }
 
 fn unmarked(error: std::io::Error) -> LedgerError {
@@ -105,7 +89,7 @@ fn unmarked(error: std::io::Error) -> LedgerError {
 
 #[async_trait]
 impl Sessions for SqliteLedger {
-    async fn begin_session(&self, worker: String, lease: Duration) -> std::result::Result<i64, LedgerError> {
+    async fn begin_session(&self, worker: String, lease: Duration) -> Result<i64, LedgerError> {
         let now = self.clock.now();
         let (mark, text) = self.marks.leave(now).map_err(unmarked)?.unzip();
         let text = text.unwrap_or_default();
@@ -116,10 +100,10 @@ impl Sessions for SqliteLedger {
         Ok(session)
     }
 
-    async fn beat(&self, session: i64, dead: Vec<(i64, i64)>) -> std::result::Result<Beat, LedgerError> {
+    async fn beat(&self, session: i64, dead: Vec<(i64, i64)>) -> Result<Beat, LedgerError> {
         let now = self.clock.now();
         let marked = self.marks.beat(session, now).map_err(unmarked)?;
-        // Whoever only looks has it from the table, and need not have it at once.
+        // A program that only looks reads the beat from the table, and does not need it at once.
         let told = self.told.load(Ordering::Relaxed);
         if !marked || now.as_millis() >= told + TELL_EVERY {
             self.told.store(now.as_millis(), Ordering::Relaxed);
@@ -151,28 +135,18 @@ impl Sessions for SqliteLedger {
         Ok(Beat { alive: !mine.is_empty(), others, ended })
     }
 
-    async fn end_session(&self, session: i64) -> std::result::Result<(), LedgerError> {
+    async fn end_session(&self, session: i64) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.end_sessions(&[(session, None)])).await?;
         self.marks.forget(session);
         Ok(())
     }
 
-    async fn hold(&self, claims: Vec<ClaimId>) -> std::result::Result<Vec<bool>, LedgerError> {
+    async fn hold(&self, claims: Vec<ClaimId>) -> Result<Vec<bool>, LedgerError> {
         self.read(move |store| store.hold(&claims)).await
     }
 
-    async fn give_up(&self, session: i64, claims: Vec<ClaimId>) -> std::result::Result<(), LedgerError> {
+    async fn give_up(&self, session: i64, claims: Vec<ClaimId>) -> Result<(), LedgerError> {
         let clock = self.clock.clone();
         self.writer.write(move |store| store.give_up(session, &claims, clock.now())).await
-    }
-
-    async fn orphans(
-        &self,
-        queue: String,
-        kinds: Kinds,
-        left: OrphanFilter,
-        limit: u32,
-    ) -> std::result::Result<Vec<Overdue>, LedgerError> {
-        self.read(move |store| store.orphans(&queue, &kinds, left, limit)).await
     }
 }

@@ -15,7 +15,7 @@ use crate::slots::{Slots, ThrottleRow, orders, orders_text, state, text};
 
 #[async_trait]
 impl Slots for SqliteLedger {
-    async fn slots(&self, requests: Vec<SlotRequest>) -> std::result::Result<Vec<SlotResponse>, LedgerError> {
+    async fn slots(&self, requests: Vec<SlotRequest>) -> Result<Vec<SlotResponse>, LedgerError> {
         let clock = self.clock.clone();
         let serve = move |store: &mut Store| {
             let now = clock.now().as_millis() * 1_000;
@@ -24,35 +24,25 @@ impl Slots for SqliteLedger {
         self.writer.write(serve).await
     }
 
-    async fn throttles(&self, limit: u32) -> std::result::Result<Vec<ThrottleRow>, LedgerError> {
+    async fn throttles(&self, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError> {
         self.read(move |store| store.throttles(limit)).await
     }
 
-    async fn throttle(
-        &self,
-        name: String,
-        key: Option<String>,
-        limit: u32,
-    ) -> std::result::Result<Vec<ThrottleRow>, LedgerError> {
+    async fn throttle(&self, name: String, key: Option<String>, limit: u32) -> Result<Vec<ThrottleRow>, LedgerError> {
         self.read(move |store| store.throttle(&name, key.as_deref(), limit)).await
     }
 
-    async fn throttle_orders(&self) -> std::result::Result<BTreeMap<String, Orders>, LedgerError> {
+    async fn throttle_orders(&self) -> Result<BTreeMap<String, Orders>, LedgerError> {
         self.read(Store::throttle_orders).await
     }
 
-    async fn order_throttle(
-        &self,
-        name: String,
-        order: ThrottleOrder,
-        by: String,
-    ) -> std::result::Result<Orders, LedgerError> {
+    async fn order_throttle(&self, name: String, order: ThrottleOrder, by: String) -> Result<Orders, LedgerError> {
         let clock = self.clock.clone();
         let now = move || clock.now().as_millis() * 1_000;
         self.writer.write(move |store| store.order_throttle(&name, &order, &by, now())).await
     }
 
-    async fn forget_idle(&self, limit: u32) -> std::result::Result<usize, LedgerError> {
+    async fn forget_idle(&self, limit: u32) -> Result<usize, LedgerError> {
         let now = self.clock.now().as_millis() * 1_000;
         self.writer.write(move |store| store.forget_idle(now, limit)).await
     }

@@ -1,5 +1,5 @@
-//! The verbs that write, in SQL. Plain and synchronous: who calls them, and when a transaction commits, is
-//! [`super::writer`]'s business.
+//! The verbs that write, in SQL. Plain and synchronous: [`super::writer`] calls them, and decides when a transaction
+//! commits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use roundelay_model::failure::{Batch, FailedItem};
 use roundelay_model::guard::Manual;
 use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
+pub(super) use rusqlite::Result;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::chain::{ChainState, Hint, Holder, Sent};
@@ -17,12 +18,7 @@ use crate::claim::{Claim, ClaimRequest, Grant};
 use crate::decide_claim::{ChainRow, ClaimDecision, decide_claim};
 use crate::enroll::{Enrolled, NewChain};
 use crate::finish::{Finish, FinishRequest, Member};
-use crate::outbox::{KeptJob, SpawnedJob};
-use crate::overdue::LookAgain;
-use crate::sqlite::views::kept_job;
 use crate::traffic::Counters;
-
-pub(super) type Result<T> = rusqlite::Result<T>;
 
 /// The columns that [`hint`] reads, in its order.
 pub(super) const HINT: &str = "epoch, kind, key, queue, tick, attempt, due, parent, priority";
@@ -37,9 +33,9 @@ pub struct Store {
     pub slots: bool,
 }
 
-/// How many workers have died over the attempt of a claim, its own among them: back to where something was heard of the
-/// attempt. Whoever was taken for dead, and has come to an end after all, is `fenced`; `lost` for a reason of its own is
-/// what nobody died over.
+/// How many workers have died over the attempt of a claim, its own among them: back to the last record that is neither
+/// `lost` nor `fenced`. The record of a run that was taken for dead and finished after all is `fenced`; a record that
+/// is `lost` with a reason is not a death.
 const DEATHS: &str = "
     WITH RECURSIVE claims AS (
         SELECT previous, epoch, tick, attempt, verdict, reason, 1 AS nth FROM attempts WHERE fence = ?1
@@ -224,7 +220,7 @@ impl Store {
     }
 
     /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
-    /// before it. Who held it can finish no more, and the record of that attempt ends here.
+    /// before it. Its holder cannot finish any more, and the record of that attempt ends here.
     pub(super) fn new_epoch(&mut self, old: i64, now: Time) -> Result<i64> {
         self.fold_hot("SELECT ?1 AS epoch", [old])?;
         self.connection
@@ -246,7 +242,7 @@ impl Store {
         Ok(epoch)
     }
 
-    /// The members of a chain's batch are wanted no more. Who runs one cannot finish it.
+    /// Deletes the members of a chain's batch, which are not wanted any more. A run of one cannot be finished.
     fn drop_members(&mut self, parent: i64) -> Result<()> {
         self.fold_hot("SELECT epoch FROM chains WHERE parent = ?1 AND parent <> 0", [parent])?;
         self.connection.prepare_cached("DELETE FROM chains WHERE parent = ?1 AND parent <> 0")?.execute([parent])?;
@@ -318,9 +314,9 @@ impl Store {
         if let Some(rotation) = twin.filter(|_| chain.once) {
             (chain.schedule, carry) = (rotation.chain.schedule, rotation.carry);
         }
-        let lost = chain.holder != Holder::Nobody;
+        let lost = chain.holder != Holder::None;
         if lost {
-            // The holder never finished, and is gone; or never had the answer.
+            // The holder never finished, and is gone; or never got the answer.
             let unheard = (request.again && chain.session == request.session).then_some(UNHEARD);
             self.connection
                 .prepare_cached(
@@ -352,7 +348,7 @@ impl Store {
         }
         let starts = refused.is_none() && batch.is_none();
         let (tick, start) = if starts { (chain.hint.tick, now) } else { (chain.started_tick, chain.last_start) };
-        // What is claimed has been sent, whether or not the note of it has come.
+        // A message that is claimed has been sent, whether or not the note of that has come.
         self.heat(request.hint.epoch, fence, request.session, true, (tick, start))?;
         Ok(Claim::Granted(Grant {
             fence,
@@ -468,7 +464,7 @@ impl Store {
         Ok(Finish::Applied(messages))
     }
 
-    /// The chain that whoever finishes holds, if it is held by nobody else.
+    /// The chain of a finish, if the claim that finishes holds it.
     fn held(&self, f: &FinishRequest) -> Result<Option<Held>> {
         let sql = format!(
             "SELECT {HINT}, state, owner, started_tick, last_start, once FROM chains_now
@@ -486,7 +482,7 @@ impl Store {
         held.optional()
     }
 
-    /// Writes where a finish puts the chain, which nobody holds any more then. Answers what is to be sent for it.
+    /// Writes where a finish puts the chain, and releases it. Answers what is to be sent for it.
     fn move_on(&mut self, f: &FinishRequest, held: &Held) -> Result<Option<Hint>> {
         let (tick, attempt, due) = f.place();
         let (retired, waits) = (f.next == Next::End, f.next == Next::Gather);
@@ -515,7 +511,7 @@ impl Store {
             f.ran,
             f.at.as_millis(),
             f.carry,
-            // What a retired chain would wait for is wanted no more.
+            // A retired chain waits for no batch.
             if state == ChainState::Retired { 0 } else { f.members.len() as i64 },
             held.started.0,
             held.started.1.as_millis()
@@ -524,7 +520,7 @@ impl Store {
             self.connection.prepare_cached("DELETE FROM hot_chains WHERE epoch = ?1")?.execute([f.epoch])?;
             return Ok(None);
         }
-        // What is left to do for it is to send the successor, and to say so.
+        // What is left to do for this tick is to send the successor, and to note that.
         self.heat(f.epoch, f.fence, 0, false, held.started)?;
         Ok(Some(Hint { tick, attempt, due, ..held.hint.clone() }))
     }
@@ -536,7 +532,7 @@ impl Store {
         self.fold_hot(rotation, [kind, key])?;
         let (ended, retired) = (f.next == Next::End, f.verdict == Verdict::Retired);
         if retired {
-            // What it waits for is wanted no more. Who runs it cannot finish it.
+            // The members of its batch are not wanted any more. A run of one cannot be finished.
             let epoch =
                 self.connection.prepare_cached(rotation)?.query_row([kind, key], |row| row.get(0)).optional()?;
             epoch.map_or(Ok(()), |epoch| self.drop_members(epoch))?;
@@ -612,79 +608,5 @@ impl Store {
             })
             .optional()?;
         Ok(counted.flatten())
-    }
-
-    /// Keeps what a run asks for; answers the first messages of the chains among it that are new.
-    pub fn accept(
-        &mut self,
-        (kind, key): (&str, &str),
-        spawned: &[SpawnedJob],
-        chains: &[NewChain],
-        failed: &[FailedItem],
-        now: Time,
-    ) -> Result<Vec<Hint>> {
-        for job in spawned {
-            self.connection
-                .prepare_cached("INSERT INTO jobs (id, body, kept_at) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO NOTHING")?
-                .execute(params![job.id, job.body, now.as_millis()])?;
-        }
-        failed.iter().try_for_each(|part| self.record_failure(kind, key, part, now))?;
-        let begun = self.enroll(chains, now)?.into_iter().filter_map(|enrolled| match enrolled {
-            Enrolled::Created(hint) => Some(hint),
-            _ => None,
-        });
-        Ok(begun.collect())
-    }
-
-    pub fn note_progress(&mut self, runs: &[(i64, Progress)]) -> Result<()> {
-        let mut update = self
-            .connection
-            .prepare_cached("UPDATE attempts SET progress = ?2 WHERE fence = ?1 AND finished IS NULL")?;
-        runs.iter().try_for_each(|(fence, progress)| update.execute(params![fence, progress.text()]).map(drop))
-    }
-
-    pub fn look_again(&mut self, looks: &[LookAgain]) -> Result<Vec<bool>> {
-        let mut update = self.connection.prepare_cached(
-            "UPDATE chains SET watch_at = ?3, looks = ?4, expected = coalesce(?5, expected)
-                 WHERE epoch = ?1 AND watch_at = ?2",
-        )?;
-        let mut write = |l: &LookAgain| {
-            let expected = l.expected.map(Time::as_millis);
-            update.execute(params![l.epoch, l.from.as_millis(), l.to.as_millis(), l.looks, expected])
-        };
-        looks.iter().map(|look| Ok(write(look)? == 1)).collect()
-    }
-
-    pub fn quarantine(&mut self, from: &str, reason: &str, body: &[u8], jobs: &[String], at: Time) -> Result<()> {
-        self.connection
-            .prepare_cached("INSERT INTO quarantine (at, source, reason, body) VALUES (?1, ?2, ?3, ?4)")?
-            .execute(params![at.as_millis(), from, reason, body])?;
-        self.forget_jobs(jobs)
-    }
-
-    pub fn keep_job(&mut self, id: &str, body: &[u8], now: Time) -> Result<()> {
-        self.connection
-            .prepare_cached(
-                "INSERT INTO jobs (id, body, kept_at) VALUES (?1, ?2, ?3)
-                 ON CONFLICT (id) DO UPDATE SET body = excluded.body, kept_at = excluded.kept_at",
-            )?
-            .execute(params![id, body, now.as_millis()])?;
-        Ok(())
-    }
-
-    pub fn take_jobs(&mut self, after: i64, before: Time, now: Time, limit: u32) -> Result<Vec<KeptJob>> {
-        let sql = "UPDATE jobs SET kept_at = ?3 WHERE number IN
-                       (SELECT number FROM jobs WHERE number > ?1 AND kept_at <= ?2 ORDER BY number LIMIT ?4)
-                   RETURNING number, body, kept_at";
-        let mut take = self.connection.prepare_cached(sql)?;
-        let taken = take.query_map(params![after, before.as_millis(), now.as_millis(), limit], kept_job)?;
-        let mut taken: Vec<KeptJob> = taken.collect::<Result<_>>()?;
-        taken.sort_unstable_by_key(|job| job.number);
-        Ok(taken)
-    }
-
-    pub fn forget_jobs(&mut self, ids: &[String]) -> Result<()> {
-        let mut delete = self.connection.prepare_cached("DELETE FROM jobs WHERE id = ?1")?;
-        ids.iter().try_for_each(|id| delete.execute([id]).map(drop))
     }
 }

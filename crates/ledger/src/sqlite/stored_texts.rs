@@ -52,20 +52,11 @@ impl Store {
 
 #[async_trait]
 impl StoredTexts for SqliteLedger {
-    async fn stored_texts(
-        &self,
-        of: TextColumn,
-        after: i64,
-        limit: u32,
-    ) -> std::result::Result<Vec<StoredText>, LedgerError> {
+    async fn stored_texts(&self, of: TextColumn, after: i64, limit: u32) -> Result<Vec<StoredText>, LedgerError> {
         self.read(move |store| store.stored_texts(of, after, limit)).await
     }
 
-    async fn replace_texts(
-        &self,
-        of: TextColumn,
-        changes: Vec<TextReplacement>,
-    ) -> std::result::Result<Vec<bool>, LedgerError> {
+    async fn replace_texts(&self, of: TextColumn, changes: Vec<TextReplacement>) -> Result<Vec<bool>, LedgerError> {
         self.writer.write(move |store| store.replace_texts(of, &changes)).await
     }
 }

@@ -13,7 +13,7 @@ impl Measured for SqliteLedger {
         self.counters.traffic()
     }
 
-    async fn size(&self) -> std::result::Result<Size, LedgerError> {
+    async fn size(&self) -> Result<Size, LedgerError> {
         self.read(Store::size).await
     }
 }

@@ -1,9 +1,8 @@
 //! One thread that writes, with group commit.
 //!
-//! Whatever has been asked for while the last commit was on its way to the disk becomes one
-//! transaction, so that under load many verbs share one `fsync`, and alone a verb waits for nobody.
-//! An answer is given only after the commit that covers it. Notes, for which nobody waits, ride
-//! along with the next verb.
+//! All verbs that have come while the last commit was on its way to the disk become one transaction, so that under load
+//! many verbs share one `fsync`, and a single verb waits for no other. An answer is given only after the commit that
+//! covers it. Notes, which have no waiting caller, are written with the next verb.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,18 +18,18 @@ use super::schema;
 use super::store::Store;
 use crate::error::LedgerError;
 
-/// So many verbs at most share one commit, to bound how long the first of them waits.
+/// The most verbs that share one commit: a bound for how long the first of them waits.
 const MAX_WRITES_PER_COMMIT: usize = 512;
 /// For each verb of the last commit the next begins this much later, and no more than that.
 const LINGER: Duration = Duration::from_micros(100);
 const MAX_LINGER: Duration = Duration::from_millis(2);
-/// Where ticks are late by more than a twentieth of that, so many times as much.
+/// Where ticks are late, `MAX_LINGER` grows to a twentieth of the lateness, up to this many times itself.
 const MAX_LINGER_FACTOR: u32 = 4;
-/// Whoever waits for company goes on when none has come for so long.
+/// A writer that waits for more verbs goes on when none has come for this long.
 const LOOK: Duration = Duration::from_millis(1);
-/// So many verbs wait for no others; where ticks are late, twice as many.
+/// A group of this many verbs waits for no more; where ticks are late, of twice as many.
 const ENOUGH: usize = 64;
-/// So many verbs may wait; further callers are held up until there is room.
+/// The most verbs that may wait; further callers are held up until there is room.
 const QUEUE: usize = 8_192;
 
 /// A note is written within this time when no verb comes that takes it along.
@@ -61,7 +60,7 @@ where
 
     fn answer(self: Box<Self>, committed: Result<(), LedgerError>) {
         let Self { result, reply, .. } = *self;
-        // Nobody waits any more when the caller was dropped; what was written stays written.
+        // The receiver is gone when the caller was dropped; what was written stays written.
         let _ = reply.send(committed.and_then(|()| result.ok_or(LedgerError::Closed)));
     }
 }
@@ -77,7 +76,7 @@ impl WriteOp for Nothing {
     fn answer(self: Box<Self>, _committed: Result<(), LedgerError>) {}
 }
 
-/// Verbs for whose end nobody waits.
+/// Verbs without a waiting caller.
 type Notes = Arc<Mutex<Vec<Box<dyn WriteOp>>>>;
 
 /// How late the tick was that was claimed last, in milliseconds.
@@ -157,7 +156,7 @@ impl Writer {
                     notes.push(Box::new(Pending { verb, result: None, reply }));
                 }
                 if notes.len() == 1 {
-                    // Whoever still holds the writer then; nobody waits for this.
+                    // Only while the writer is still held; no caller waits for this.
                     let sender = sender.downgrade();
                     tokio::spawn(async move {
                         tokio::time::sleep(NOTE_WITHIN).await;
@@ -205,27 +204,27 @@ fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn WriteOp>>
         });
         match together {
             Ok(()) => group.drain(..).for_each(|verb| verb.answer(Ok(()))),
-            // One of them failed and took the others' transaction with it; each for itself, then.
+            // One of them failed, and the others' transaction with it. So each is written by itself.
             Err(_) if begun => group.drain(..).for_each(|mut verb| {
                 let alone = in_transaction(&mut store, |store| verb.attempt(store));
                 verb.answer(alone);
             }),
-            // It could not even begin, and would keep each of them waiting as long again.
+            // The transaction could not even begin. To try each verb by itself would take as long again for each.
             Err(error) => group.drain(..).for_each(|verb| verb.answer(Err(error.clone()))),
         }
         before.0 = Instant::now();
     }
 }
 
-/// How long after the last commit the next begins, when so many verbs were in that one, and so many wait by now
-/// (pure). The busier it is, the longer it is worth to wait for company: most of what a commit costs does not
-/// depend on how many share it. Who is alone waits for nobody, and where enough have come nobody else is
-/// waited for. Where ticks are `late` anyway there is more to do than can be done, and what counts is that
-/// each costs little: then a twentieth of that may be waited, within bounds.
+/// How long after the last commit the next begins, when so many verbs were in that one, and so many wait by now (pure).
+/// The busier the ledger is, the longer it is worth to wait for more verbs: most of the cost of a commit does not
+/// depend on how many share it. A single verb waits for no other, and where enough verbs have come no more are waited
+/// for. Where ticks are `late` anyway there is more work than can be done, and a low cost for each counts: then the
+/// wait may be a twentieth of that lateness, within bounds.
 fn linger(last: usize, waiting: usize, late: Duration) -> Duration {
     let patience = u32::try_from((late / 20).as_millis() / MAX_LINGER.as_millis()).unwrap_or(u32::MAX);
     let patience = patience.clamp(1, MAX_LINGER_FACTOR);
-    // Not more: all that a worker has in work may wait already, and then nobody else comes.
+    // No more than that: all jobs that a worker runs may wait already, and then no more verbs come.
     if waiting >= ENOUGH * patience.min(2) as usize || last <= 1 {
         return Duration::ZERO;
     }
@@ -272,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_alone_waits_for_nobody_and_many_wait_for_more() {
+    fn a_single_verb_waits_for_no_other_and_many_wait_for_more() {
         let in_time = [(0, 1, 0), (1, 1, 0), (1, 63, 0), (2, 1, 200), (15, 3, 1_500), (20, 1, 2_000), (500, 63, 2_000)];
         let (little, much) = (Duration::from_millis(79), Duration::from_secs(3));
         for (last, waiting, micros) in in_time {

@@ -11,7 +11,7 @@ use roundelay_config::Config;
 use roundelay_engine::StartError;
 use roundelay_engine::enroll::Enroller;
 use roundelay_ledger::sqlite::SqliteLedger;
-use roundelay_ledger::{Kinds, Ledger, LedgerUrl};
+use roundelay_ledger::{CatchUp, Kinds, LedgerUrl};
 use roundelay_model::clock::{Clock, Entropy};
 use roundelay_model::schedule::{From, Rhythm};
 use roundelay_model::topology::Names;

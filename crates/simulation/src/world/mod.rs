@@ -24,7 +24,7 @@ use roundelay_engine::telemetry::SlotCounts;
 use roundelay_engine::{Connections, Engine, StartError};
 use roundelay_handler::Context;
 use roundelay_ledger::sqlite::SqliteLedger;
-use roundelay_ledger::{Ledger, LedgerUrl};
+use roundelay_ledger::{LedgerClock, LedgerUrl};
 use roundelay_model::clock::{Clock, Entropy, Time};
 use roundelay_model::fleet::{FleetOrder, Subject};
 use roundelay_model::job::{Job, Tick};

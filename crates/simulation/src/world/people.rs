@@ -9,7 +9,7 @@ use roundelay_engine::enroll::{Enroller, Entity, RunOnce};
 use roundelay_engine::replay::{Again, send_again};
 use roundelay_engine::sealing::{Mode, take_stock};
 use roundelay_engine::{Connections, Dispatch};
-use roundelay_ledger::{ChainFilter, ChainOrder, Ledger, LedgerError};
+use roundelay_ledger::{ChainFilter, ChainOrder, Ledger, LedgerClock, LedgerError};
 use roundelay_model::fleet::{FleetOrder, Subject, WorkerState};
 use roundelay_model::job::{Envelope, RunNow};
 use serde_json::{Value, json};

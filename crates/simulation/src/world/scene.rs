@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use roundelay_ledger::Ledger;
+use roundelay_ledger::Reports;
 use roundelay_ledger::sqlite::SqliteLedger;
 use roundelay_model::clock::Entropy;
 use roundelay_model::encryption::KEY_BYTES;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use roundelay_broker::{Broker, Destination, Message};
-use roundelay_ledger::{ChainFilter, ChainOrder, Hint, Ledger};
+use roundelay_ledger::{ChainFilter, ChainOrder, ChainOrders, Hint, LedgerClock, Reports};
 use roundelay_model::deaths::CLASS;
 use roundelay_model::fleet::{FleetOrder, Subject};
 use roundelay_model::job::Envelope;

@@ -8,7 +8,7 @@ use roundelay_broker::embedded::HeldState;
 use roundelay_config::Config;
 use roundelay_engine::sealing;
 use roundelay_engine::sealing::{Mode, take_stock};
-use roundelay_ledger::{ChainState, ChainView, KeptJob, LateChain, Ledger, LedgerError};
+use roundelay_ledger::{ChainState, ChainView, Failures, Jobs, KeptJob, LateChain, LedgerClock, LedgerError, Reports};
 use roundelay_model::clock::Time;
 use roundelay_model::deaths::CLASS;
 use roundelay_model::encryption::is_sealed;

@@ -624,7 +624,7 @@ mod tests {
             chains.census.oldest_due = Some(due);
             let (kind, key, queue) = ("sync".into(), "a".into(), "work".into());
             let hint = Hint { kind, key, queue, epoch: 1, tick: 1, attempt: 1, due, parent: 0, priority: None };
-            let (state, holder) = (ChainState::Active, Holder::Nobody);
+            let (state, holder) = (ChainState::Active, Holder::None);
             let chain =
                 LateChain { hint, state, sent: true, looks: 0, watch_at: due, holder, worker: None, reason: None };
             chains.late.push(chain);

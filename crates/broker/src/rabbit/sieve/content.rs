@@ -5,17 +5,17 @@
 
 use std::fmt;
 
-/// So many tables and lists may be in one another. lapin reads them by recursion, so that a message of some thousand
+/// How many tables and lists may be nested. lapin reads them by recursion, so that a message of some thousand
 /// levels takes the stack of its thread, and with it the process.
 const MAX_LEVELS: usize = 32;
-/// So many names of headers are told.
+/// How many names of headers are reported.
 const MAX_NAMES: usize = 10;
-/// So much of a text is shown, in bytes.
+/// How much of a text is shown, in bytes.
 const MAX_SHOWN_BYTES: usize = 100;
 
 /// What stands before the properties: the class, a weight, and the size of the body.
 const BEFORE: usize = 12;
-/// The property in which a program puts what it likes.
+/// The property for a program's own headers.
 const HEADERS: &str = "headers";
 const MESSAGE_ID: &str = "message_id";
 
@@ -54,11 +54,11 @@ fn flag(place: usize) -> u16 {
 /// Why lapin cannot take properties; phrased to follow "the AMQP properties cannot be read: ".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// They do not fit into a frame, which holds so many bytes of them: the broker has added to them.
+    /// They do not fit into a frame, which holds this many bytes of them: the broker has added to them.
     Long(usize),
     /// A name is in another encoding.
     NotText { what: &'static str, shown: String },
-    /// Tables and lists are too deep in one another.
+    /// Tables and lists are nested too deeply.
     Deep,
     /// A field has a type that AMQP does not know.
     Type(u8),

@@ -19,7 +19,7 @@ pub(super) const UNREADABLE: &str = "roundelay-unreadable";
 /// Of properties that are longer than a frame so much is looked at; and more than that is never taken, whatever the
 /// broker would put into a frame.
 const MAX_BUFFERED_BYTES: usize = 1 << 20;
-/// So much is read at a time.
+/// How many bytes are read at a time.
 const CHUNK: usize = 64 << 10;
 /// The type, the channel and the size.
 const HEAD: usize = 7;
@@ -36,8 +36,8 @@ enum Argument {
     Name,
 }
 
-/// The methods that bear names which others have chosen: class, method, arguments. lapin closes the connection for those
-/// that are no UTF-8, and nobody here asks for them.
+/// The methods that bear names which others have chosen: class, method, arguments. lapin closes the connection for
+/// those that are no UTF-8, and this program does not need them.
 const NAMING: [(u16, u16, &[Argument]); 3] = {
     use Argument::{Fixed, Name};
     [
@@ -62,11 +62,11 @@ pub(super) struct Sieve {
     clear: usize,
     /// and what has come here.
     end: usize,
-    /// So many bytes that follow may be given away unseen.
+    /// How many of the following bytes may be handed on unseen.
     passing: usize,
-    /// So many bytes that follow are dropped.
+    /// How many of the following bytes are dropped.
     dropping: usize,
-    /// A frame is no longer than this.
+    /// The most bytes that a frame has.
     longest: usize,
 }
 
@@ -103,13 +103,13 @@ impl Sieve {
         &mut self.buffer[self.end..]
     }
 
-    /// So many bytes were put there.
+    /// Notes that this many bytes were put into the room.
     fn came(&mut self, bytes: usize) {
         self.end += bytes;
         while self.advance() {}
     }
 
-    /// Gives away what may be, as far as it fits; how much that was.
+    /// Hands on as many bytes as may be and fit; answers how many.
     fn give(&mut self, into: &mut [u8]) -> usize {
         let bytes = into.len().min(self.clear - self.given);
         into[..bytes].copy_from_slice(&self.buffer[self.given..self.given + bytes]);
@@ -160,7 +160,7 @@ impl Sieve {
                     return true;
                 }
             }
-            // A body, a heartbeat, or nothing that we know: lapin sees.
+            // A body, a heartbeat, or an unknown frame: lapin handles it.
             _ => {}
         }
         self.passing = whole;

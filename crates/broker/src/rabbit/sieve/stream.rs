@@ -90,7 +90,7 @@ impl Reactor for Sieving {
     type TcpStream = Sieved;
     type Sleep = <Tokio as Reactor>::Sleep;
 
-    /// Nobody asks for it: connections are made by their address.
+    /// Never called: connections are made by their address.
     fn register<H: Read + Write + Send + 'static>(
         &self,
         _socket: H,

@@ -1,26 +1,24 @@
-//! The verbs that only read, in SQL.
+//! Reports, in SQL: the verbs that only read.
 
+use async_trait::async_trait;
 use std::time::Duration;
 
 use roundelay_model::clock::Time;
-use roundelay_model::failure::Failure;
 use roundelay_model::progress::Progress;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
 
-use super::failed::{failure, failure_columns};
+use super::PostgresLedger;
 use super::group::{hint, small};
-use super::reader::Reader;
+use super::reader::{Reader, Result};
 use crate::census::{Census, QueueCensus};
-use crate::chain::{ChainState, Hint, Holder, Kinds};
+use crate::chain::{ChainState, Holder};
 use crate::error::LedgerError;
-use crate::outbox::KeptJob;
-use crate::overdue::Overdue;
-use crate::view::{AttemptRecord, ChainView, LateChain};
+use crate::look::{Cursor, ListFilter, Listed, OwnerCensus, sql_like};
+use crate::orders::ChainFilter;
+use crate::reports::{AttemptRecord, ChainView, LateChain, Reports};
 
-type Result<T> = std::result::Result<T, LedgerError>;
-
-pub(super) fn time(row: &Row, column: usize) -> std::result::Result<Time, Error> {
+pub(super) fn time(row: &Row, column: usize) -> Result<Time, Error> {
     row.try_get(column).map(Time::from_millis)
 }
 
@@ -31,15 +29,15 @@ macro_rules! holder_of {
     };
 }
 
-pub(super) fn holder(row: &Row, column: usize) -> std::result::Result<Holder, Error> {
+pub(super) fn holder(row: &Row, column: usize) -> Result<Holder, Error> {
     row.try_get(column).map(Holder::from_number)
 }
 
 pub(super) use holder_of;
 
-/// Whether a row of `chains` that is due waits for the other row of its chain: for the end of its run, or, a manual run,
-/// for the end of the cooldown that it has been put off to. Asked only of rows that can have such a row beside them, so
-/// that it costs the others nothing.
+/// Whether a row of `chains` that is due waits for the other row of its chain: for the end of its run, or, a manual
+/// run, for the end of the cooldown that it has been put off to. Asked only of rows that can have such a row beside
+/// them, so that it costs the others nothing.
 macro_rules! waits_for_twin {
     ($now:literal) => {
         concat!(
@@ -56,65 +54,23 @@ macro_rules! waits_for_twin {
 }
 pub(super) use waits_for_twin;
 
+/// The columns that [`listed`] reads, of `chains`.
+macro_rules! listed_columns {
+    () => {
+        "epoch, kind, key, queue, tick, attempt, due, parent, state, fence, nominal,
+         CASE WHEN holder = 0 THEN 0 WHEN holder IN (SELECT session FROM sessions) THEN 1 ELSE 2 END::int8, owner, schedule,
+         last_start, last_finish, started_tick, batch_open, batch_total,
+         -- Of the run that ended it, and of none before.
+         CASE WHEN state = 2 THEN
+             (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f
+              WHERE f.kind = chains.kind AND f.key = chains.key AND f.item = '' AND f.permanent
+                AND f.last_at = chains.last_finish)
+         END, priority"
+    };
+}
+pub(super) use listed_columns;
+
 impl Reader {
-    pub(super) async fn overdue(
-        &self,
-        queue: String,
-        kinds: Kinds,
-        now: Time,
-        session: Option<i64>,
-        limit: u32,
-    ) -> Result<Vec<Overdue>> {
-        let sql = concat!(
-            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, sent, watch_at, looks, ",
-            holder_of!(),
-            ", expected, holder, fence, priority
-             FROM chains WHERE state = 0 AND queue = $1 AND watch_at <= $2 AND kind = ANY ($3)
-               AND (once OR kind = ANY ($4))
-               AND (holder IN (0, $6) OR holder NOT IN (SELECT session FROM sessions))
-             ORDER BY watch_at LIMIT $5"
-        );
-        let (now, limit, session) = (now.as_millis(), i64::from(limit), session.unwrap_or_default());
-        let parameters: [&(dyn ToSql + Sync); 6] = [&queue, &now, &kinds.all, &kinds.recurring, &limit, &session];
-        self.rows(sql, &parameters, overdue).await
-    }
-
-    pub(super) async fn messages(
-        &self,
-        queues: Vec<String>,
-        kinds: Kinds,
-        after: i64,
-        limit: u32,
-    ) -> Result<Vec<Hint>> {
-        let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, parent, priority FROM chains
-                   WHERE state = 0 AND batch_open = 0 AND epoch > $1 AND queue = ANY ($2) AND kind = ANY ($3)
-                     AND (once OR kind = ANY ($4))
-                   ORDER BY epoch LIMIT $5";
-        let parameters: [&(dyn ToSql + Sync); 5] = [&after, &queues, &kinds.all, &kinds.recurring, &i64::from(limit)];
-        self.rows(sql, &parameters, hint).await
-    }
-
-    pub(super) async fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
-        let sql = concat!("SELECT ", failure_columns!(), " FROM failures f ORDER BY f.last_at DESC LIMIT $1");
-        self.rows(sql, &[&i64::from(limit)], failure).await
-    }
-
-    pub(super) async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>> {
-        let sql = "SELECT number, body, kept_at FROM jobs WHERE number > $1 ORDER BY number LIMIT $2";
-        self.rows(sql, &[&after, &i64::from(limit)], kept_job).await
-    }
-
-    /// What another worker takes or forgets at this moment is left to that worker.
-    pub(super) async fn take_jobs(&self, after: i64, before: Time, limit: u32) -> Result<Vec<KeptJob>> {
-        let sql = "WITH taken AS (
-                       UPDATE jobs SET kept_at = ledger_millis() WHERE number IN (
-                           SELECT number FROM jobs WHERE number > $1 AND kept_at <= $2 ORDER BY number LIMIT $3
-                           FOR UPDATE SKIP LOCKED)
-                       RETURNING number, body, kept_at)
-                   SELECT number, body, kept_at FROM taken ORDER BY number";
-        self.rows(sql, &[&after, &before.as_millis(), &i64::from(limit)], kept_job).await
-    }
-
     pub(super) async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>> {
         let sql = concat!(
             "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, payload, nominal, ",
@@ -160,11 +116,6 @@ impl Reader {
                    FROM attempts
                    WHERE fence > $1 ORDER BY fence LIMIT $2";
         self.rows(sql, &[&after, &i64::from(limit)], attempt).await
-    }
-
-    pub(super) async fn topology(&self) -> Result<Option<String>> {
-        let sql = "SELECT value FROM meta WHERE name = 'topology'";
-        Ok(self.rows(sql, &[], |row| row.try_get(0)).await?.pop())
     }
 
     pub(super) async fn census(&self, now: Time, slack: Duration) -> Result<Census> {
@@ -225,34 +176,82 @@ impl Reader {
         Ok(Census { queues, ..counted })
     }
 
-    pub(super) async fn rows<T>(
+    pub(super) async fn list(
         &self,
-        sql: &'static str,
-        parameters: &[&(dyn ToSql + Sync)],
-        read: impl Fn(&Row) -> std::result::Result<T, Error>,
-    ) -> Result<Vec<T>> {
-        let told = |error: Error| LedgerError::Statement(super::connect::words(&error));
-        self.query(sql, parameters).await?.iter().map(read).collect::<std::result::Result<_, _>>().map_err(told)
+        filter: ListFilter,
+        after: Option<Cursor>,
+        now: Time,
+        limit: u32,
+    ) -> Result<Vec<Listed>> {
+        let sql = concat!(
+            "SELECT ",
+            listed_columns!(),
+            " FROM chains
+                   WHERE (kind, key) > ($4, $5) AND kind <= $6 AND NOT once AND parent = 0
+                     AND ($1::text IS NULL OR key = $1) AND ($2::text IS NULL OR owner = $2)
+                     AND ($3::text IS NULL OR key LIKE $3)
+                     AND ($7::int8 IS NULL OR state = $7) AND (NOT $8 OR holder IN (SELECT session FROM sessions))
+                     AND ($11::text IS NULL OR queue = $11)
+                     AND ($12::int8 IS NULL OR (state = 0 AND due < $12 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0
+                                                AND NOT ",
+            waits_for_twin!("$9"),
+            "))
+                   ORDER BY kind, key LIMIT $10"
+        );
+        let ((after_kind, after_key), last) = filter.range(after);
+        let (state, running) = filter.bounds();
+        let ChainFilter { key, owner, like, queue, late_before, .. } = &filter.which;
+        let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
+        let (now, limit) = (now.as_millis(), i64::from(limit));
+        let parameters: [&(dyn ToSql + Sync); 12] =
+            [key, owner, &like, &after_kind, &after_key, &last, &state, &running, &now, &limit, queue, &late_before];
+        self.rows(sql, &parameters, listed).await
+    }
+
+    pub(super) async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>> {
+        // From one name to the next, however many chains each has; and then the chains of each by themselves, since in
+        // one join with all of them the table would be read from end to end.
+        let sql = r#"WITH RECURSIVE of_chains (owner, number) AS (
+                         SELECT min(owner), 1::int8 FROM chains WHERE owner > $1
+                         UNION ALL
+                         SELECT (SELECT min(c.owner) FROM chains c WHERE c.owner > of_chains.owner), number + 1
+                         FROM of_chains WHERE owner IS NOT NULL AND number < $2::int8)
+                     SELECT o.owner, coalesce((SELECT state FROM owners w WHERE w.owner = o.owner), 0),
+                            n.active, n.paused, n.retired, n.quarantined
+                     FROM (SELECT owner FROM of_chains WHERE owner IS NOT NULL
+                           UNION SELECT owner FROM owners WHERE owner > $1 ORDER BY owner LIMIT $2::int8) o
+                     CROSS JOIN LATERAL (
+                         SELECT count(*) FILTER (WHERE state = 0) AS active, count(*) FILTER (WHERE state = 1) AS paused,
+                                count(*) FILTER (WHERE state = 2) AS retired,
+                                count(*) FILTER (WHERE state = 3) AS quarantined
+                         FROM chains WHERE owner = o.owner AND NOT once AND parent = 0) n
+                     ORDER BY o.owner"#;
+        let census = |row: &Row| {
+            Ok(OwnerCensus {
+                owner: row.try_get(0)?,
+                state: ChainState::from_number(row.try_get(1)?),
+                active: row.try_get(2)?,
+                paused: row.try_get(3)?,
+                retired: row.try_get(4)?,
+                quarantined: row.try_get(5)?,
+            })
+        };
+        self.rows(sql, &[&after, &i64::from(limit)], census).await
+    }
+
+    pub(super) async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+        let sql = "WITH RECURSIVE back (number, more) AS (
+                       SELECT $1::int8, $2::int8
+                       UNION ALL
+                       SELECT previous, more - 1 FROM back JOIN attempts ON fence = number WHERE more > 1)
+                   SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped,
+                          misfired, progress
+                   FROM back JOIN attempts ON fence = number ORDER BY fence DESC";
+        self.rows(sql, &[&fence, &i64::from(limit)], attempt).await
     }
 }
 
-fn kept_job(row: &Row) -> std::result::Result<KeptJob, Error> {
-    Ok(KeptJob { number: row.try_get(0)?, body: row.try_get(1)?, kept_at: time(row, 2)? })
-}
-
-pub(super) fn overdue(row: &Row) -> std::result::Result<Overdue, Error> {
-    Ok(Overdue {
-        hint: hint(row)?,
-        sent: row.try_get(8)?,
-        watch_at: time(row, 9)?,
-        looks: small(row.try_get(10)?),
-        holder: holder(row, 11)?,
-        expected: time(row, 12)?,
-        claim: (row.try_get(13)?, row.try_get(14)?),
-    })
-}
-
-fn chain(row: &Row) -> std::result::Result<ChainView, Error> {
+fn chain(row: &Row) -> Result<ChainView, Error> {
     Ok(ChainView {
         hint: hint(row)?,
         state: ChainState::from_number(row.try_get(8)?),
@@ -277,7 +276,7 @@ fn chain(row: &Row) -> std::result::Result<ChainView, Error> {
 
 /// In the order fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped, misfired,
 /// progress.
-pub(super) fn attempt(row: &Row) -> std::result::Result<AttemptRecord, Error> {
+pub(super) fn attempt(row: &Row) -> Result<AttemptRecord, Error> {
     Ok(AttemptRecord {
         fence: row.try_get(0)?,
         epoch: row.try_get(1)?,
@@ -293,4 +292,52 @@ pub(super) fn attempt(row: &Row) -> std::result::Result<AttemptRecord, Error> {
         misfired: small(row.try_get(11)?),
         progress: row.try_get::<_, Option<String>>(12)?.as_deref().and_then(Progress::read),
     })
+}
+
+pub(super) fn listed(row: &Row) -> Result<Listed, Error> {
+    Ok(Listed {
+        hint: hint(row)?,
+        state: ChainState::from_number(row.try_get(8)?),
+        fence: row.try_get(9)?,
+        nominal: time(row, 10)?,
+        holder: holder(row, 11)?,
+        owner: row.try_get(12)?,
+        schedule: row.try_get(13)?,
+        last_start: time(row, 14)?,
+        last_finish: time(row, 15)?,
+        started_tick: row.try_get(16)?,
+        batch: (row.try_get(17)?, row.try_get(18)?),
+        unavailable: row.try_get(19)?,
+    })
+}
+
+#[async_trait]
+impl Reports for PostgresLedger {
+    async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {
+        self.reader.chains(kind, key).await
+    }
+
+    async fn list(&self, filter: ListFilter, after: Option<Cursor>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+        self.reader.list(filter, after, self.clock.now(), limit).await
+    }
+
+    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError> {
+        self.reader.owners(after, limit).await
+    }
+
+    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
+        self.reader.late(before, self.clock.now(), limit).await
+    }
+
+    async fn census(&self, slack: Duration) -> Result<Census, LedgerError> {
+        self.reader.census(self.clock.now(), slack).await
+    }
+
+    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.reader.history(fence, limit).await
+    }
+
+    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.reader.attempts(after, limit).await
+    }
 }

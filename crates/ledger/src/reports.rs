@@ -1,9 +1,15 @@
 //! Chains and attempts, as people read them.
 
+use std::time::Duration;
+
+use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use roundelay_model::progress::Progress;
 
+use crate::census::Census;
 use crate::chain::{ChainState, Hint, Holder};
+use crate::error::LedgerError;
+use crate::look::{Cursor, ListFilter, Listed, OwnerCensus};
 
 /// An active chain that is late, or a quarantined one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,9 +24,9 @@ pub struct LateChain {
     pub looks: u32,
     /// When catch-up looks next.
     pub watch_at: Time,
-    /// Who has claimed it: nobody, or a session that is over.
+    /// Who has claimed it: no session, or one that is over.
     pub holder: Holder,
-    /// Who claimed it last, if anybody has and the record is kept.
+    /// The worker that claimed it last, if one has and the record is kept.
     pub worker: Option<String>,
     /// Why it was set aside, if its last run was lost.
     pub reason: Option<String>,
@@ -57,7 +63,7 @@ pub struct ChainView {
     pub carry: Option<String>,
     /// When a run last started; zero when none has.
     pub last_start: Time,
-    /// When a run last ended; likewise.
+    /// When a run last ended; zero when none has.
     pub last_finish: Time,
     /// The tick of which a run last started.
     pub started_tick: i64,
@@ -96,4 +102,53 @@ pub struct AttemptRecord {
     pub misfired: u32,
     /// How far it has said it had come, last.
     pub progress: Option<Progress>,
+}
+
+/// Shows chains and attempts.
+#[async_trait]
+pub trait Reports {
+    /// The chain of that name, and the single tick beside it, if there are any.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError>;
+
+    /// Rotations after a place, in the order of kind and key.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn list(&self, filter: ListFilter, after: Option<Cursor>, limit: u32) -> Result<Vec<Listed>, LedgerError>;
+
+    /// Owners after this one, in their order.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError>;
+
+    /// Active chains that were due before `before`, are not being run, and do not wait for the other row of their chain
+    /// (a rotation for a manual run, or that for the rotation or for the cooldown), longest overdue first, and
+    /// quarantined ones.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError>;
+
+    /// Counts chains.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn census(&self, slack: Duration) -> Result<Census, LedgerError>;
+
+    /// The record of the attempt with this fence, and of those of the same chain before it, latest first. It
+    /// ends where the history has been deleted.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError>;
+
+    /// Records of attempts with fences above `after`, in their order.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError>;
 }

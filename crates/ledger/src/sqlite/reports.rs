@@ -1,24 +1,26 @@
-//! The verbs that only read, in SQL.
+//! Reports, in SQL: the verbs that only read.
 
+use async_trait::async_trait;
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use roundelay_model::clock::Time;
-use roundelay_model::failure::Failure;
 use roundelay_model::progress::Progress;
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{Row, params};
 
-use super::failed::{FAILURE, failure};
-use super::store::{AFTER_HINT, HINT, HOLDER, Result, Store, hint, holder, time};
+use super::SqliteLedger;
+use super::orders::WHICH;
+use super::store::{AFTER_HINT, HINT, Result, Store, hint, holder, time};
 use crate::census::{Census, QueueCensus};
-use crate::chain::{ChainState, Hint, Holder, Kinds};
-use crate::outbox::KeptJob;
-use crate::overdue::Overdue;
-use crate::view::{AttemptRecord, ChainView, LateChain};
+use crate::chain::{ChainState, Holder};
+use crate::error::LedgerError;
+use crate::look::{Cursor, ListFilter, Listed, OwnerCensus, sqlite_glob};
+use crate::orders::ChainFilter;
+use crate::reports::{AttemptRecord, ChainView, LateChain, Reports};
 
-/// Whether a row of `chains` that is due waits for the other row of its chain: for the end of its run, or, a manual run,
-/// for the end of the cooldown that it has been put off to. Asked only of rows that can have such a row beside them, so
-/// that it costs the others nothing.
+/// Whether a row of `chains` that is due waits for the other row of its chain: for the end of its run, or, a manual
+/// run, for the end of the cooldown that it has been put off to. Asked only of rows that can have such a row beside
+/// them, so that it costs the others nothing.
 macro_rules! waits_for_twin {
     ($now:literal) => {
         concat!(
@@ -35,59 +37,11 @@ macro_rules! waits_for_twin {
 }
 pub(super) use waits_for_twin;
 
-/// The sessions of workers that were heard of within 40 seconds: what somebody sees who only looks, where perhaps no worker
-/// is left to end the others. `?2` is now.
+/// The sessions whose beat has risen within 40 seconds. A program that only looks cannot rely on the table: perhaps no
+/// worker is left to end dead sessions. `?2` is now.
 const HEARD: &str = "(SELECT session FROM sessions WHERE beat > ?2 - 40000)";
 
 impl Store {
-    pub fn overdue(
-        &self,
-        queue: &str,
-        kinds: &Kinds,
-        now: Time,
-        session: Option<i64>,
-        limit: u32,
-    ) -> Result<Vec<Overdue>> {
-        let sql = format!(
-            "SELECT {HINT}, sent, watch_at, looks, {HOLDER}, expected, holder, fence FROM chains_now
-             WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) AND (once OR kind IN rarray(?4))
-                   AND (holder IN (0, ?6) OR holder NOT IN (SELECT session FROM sessions))
-             ORDER BY watch_at LIMIT ?5"
-        );
-        let (all, recurring) = (text_array(&kinds.all), text_array(&kinds.recurring));
-        let values = params![queue, now.as_millis(), all, recurring, limit, session.unwrap_or_default()];
-        self.connection.prepare_cached(&sql)?.query_map(values, overdue)?.collect()
-    }
-
-    pub fn messages(&self, queues: &[String], kinds: &Kinds, after: i64, limit: u32) -> Result<Vec<Hint>> {
-        let sql = format!(
-            "SELECT {HINT} FROM chains
-             WHERE state = 0 AND batch_open = 0 AND epoch > ?1 AND queue IN rarray(?2) AND kind IN rarray(?3)
-                   AND (once OR kind IN rarray(?4))
-             ORDER BY epoch LIMIT ?5"
-        );
-        let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(
-            params![after, text_array(queues), text_array(&kinds.all), text_array(&kinds.recurring), limit],
-            hint,
-        )?;
-        rows.collect()
-    }
-
-    pub fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
-        let sql = format!("SELECT {FAILURE} FROM failures f ORDER BY f.last_at DESC LIMIT ?1");
-        let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map([limit], failure)?;
-        rows.collect()
-    }
-
-    pub fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>> {
-        let sql = "SELECT number, body, kept_at FROM jobs WHERE number > ?1 ORDER BY number LIMIT ?2";
-        let mut select = self.connection.prepare_cached(sql)?;
-        let rows = select.query_map(params![after, limit], kept_job)?;
-        rows.collect()
-    }
-
     pub fn chains(&self, kind: &str, key: &str) -> Result<Vec<ChainView>> {
         let sql =
             format!("SELECT {HINT}, {CHAIN} FROM chains_now WHERE kind = ?1 AND key = ?2 AND parent = 0 ORDER BY once");
@@ -130,11 +84,6 @@ impl Store {
         rows.collect()
     }
 
-    pub fn topology(&self) -> Result<Option<String>> {
-        let sql = "SELECT value FROM meta WHERE name = 'topology'";
-        self.connection.prepare_cached(sql)?.query_row([], |row| row.get(0)).optional()
-    }
-
     pub fn census(&self, now: Time, slack: Duration) -> Result<Census> {
         // One pass in the order of the file. Grouping in SQL would sort all chains, and going by an
         // index would fetch each from another page: both take several times as long.
@@ -157,7 +106,7 @@ impl Store {
                 ChainState::Active => {
                     let (due, sent) = (time(row, 3)?, row.get(4)?);
                     let holder = match row.get(2)? {
-                        0 => Holder::Nobody,
+                        0 => Holder::None,
                         session if alive.contains(&session) => Holder::Alive,
                         _ => Holder::Gone,
                     };
@@ -192,6 +141,96 @@ impl Store {
             Ok(())
         })?;
         Ok(census)
+    }
+
+    pub fn list(&self, filter: &ListFilter, after: Option<Cursor>, now: Time, limit: u32) -> Result<Vec<Listed>> {
+        self.list_by(WHICH, filter, after, now, limit)
+    }
+
+    /// The rotations of [`Reports::list`], with a condition `which`: [`WHICH`] or a narrower one.
+    pub(super) fn list_by(
+        &self,
+        which: &str,
+        filter: &ListFilter,
+        after: Option<Cursor>,
+        now: Time,
+        limit: u32,
+    ) -> Result<Vec<Listed>> {
+        let (state, running) = filter.bounds();
+        // Chains that do not tick are few as a rule, and have the partial index `chains_resting`. SQLite uses that
+        // index only where the query repeats the index's condition, `state <> 0`, word for word.
+        let resting = state.filter(|state| *state != ChainState::Active as i64);
+        let resting = resting.map_or_else(String::new, |state| format!(" AND state = {state} AND state <> 0"));
+        let sql = format!(
+            "SELECT {LISTED}
+             FROM chains_now AS chains
+             WHERE (kind, key) > (?9, ?10) AND kind <= ?11 AND once = 0 AND {which}{resting}
+               AND (NOT ?12 OR holder IN (SELECT session FROM sessions))
+             ORDER BY kind, key LIMIT ?13"
+        );
+        let ChainFilter { kind, key, owner, like, queue, late_before, .. } = &filter.which;
+        let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
+        let ((after_kind, after_key), last) = filter.range(after);
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let now = now.as_millis();
+        let parameters = params![
+            kind,
+            key,
+            owner,
+            like,
+            queue,
+            late_before,
+            state,
+            now,
+            after_kind,
+            after_key,
+            last,
+            running,
+            limit
+        ];
+        let rows = select.query_map(parameters, listed)?;
+        rows.collect()
+    }
+
+    pub fn owners(&self, after: &str, limit: u32) -> Result<Vec<OwnerCensus>> {
+        // From one name to the next, however many chains each has.
+        let sql = "WITH RECURSIVE of_chains (owner, number) AS (
+                       SELECT min(owner), 1 FROM chains WHERE owner > ?1
+                       UNION ALL
+                       SELECT (SELECT min(c.owner) FROM chains c WHERE c.owner > of_chains.owner), number + 1
+                       FROM of_chains WHERE owner IS NOT NULL AND number < ?2)
+                   SELECT o.owner, coalesce((SELECT state FROM owners WHERE owner = o.owner), 0),
+                          count(*) FILTER (WHERE c.state = 0), count(*) FILTER (WHERE c.state = 1),
+                          count(*) FILTER (WHERE c.state = 2), count(*) FILTER (WHERE c.state = 3)
+                   FROM (SELECT owner FROM of_chains WHERE owner IS NOT NULL
+                         UNION SELECT owner FROM owners WHERE owner > ?1 ORDER BY owner LIMIT ?2) o
+                   LEFT JOIN chains c ON c.owner = o.owner AND c.once = 0 AND c.parent = 0
+                   GROUP BY o.owner ORDER BY o.owner";
+        let mut select = self.connection.prepare_cached(sql)?;
+        let rows = select.query_map(params![after, limit], |row| {
+            Ok(OwnerCensus {
+                owner: row.get(0)?,
+                state: ChainState::from_number(row.get(1)?),
+                active: row.get(2)?,
+                paused: row.get(3)?,
+                retired: row.get(4)?,
+                quarantined: row.get(5)?,
+            })
+        })?;
+        rows.collect()
+    }
+
+    pub fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+        let sql = format!(
+            "WITH RECURSIVE back (number, more) AS (
+                 SELECT ?1, ?2
+                 UNION ALL
+                 SELECT previous, more - 1 FROM back JOIN attempts ON fence = number WHERE more > 1)
+             SELECT {ATTEMPT} FROM back JOIN attempts ON fence = number ORDER BY fence DESC"
+        );
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let rows = select.query_map(params![fence, limit], attempt)?;
+        rows.collect()
     }
 }
 
@@ -246,22 +285,67 @@ fn chain(row: &Row<'_>) -> Result<ChainView> {
     })
 }
 
-pub(super) fn overdue(row: &Row<'_>) -> Result<Overdue> {
-    Ok(Overdue {
+pub(super) fn text_array(values: &[String]) -> rusqlite::vtab::array::Array {
+    std::rc::Rc::new(values.iter().cloned().map(rusqlite::types::Value::from).collect())
+}
+
+/// The columns that [`listed`] reads, of `chains`.
+pub(super) const LISTED: &str = "epoch, kind, key, queue, tick, attempt, due, parent, priority, state, fence, nominal,
+     CASE WHEN holder = 0 THEN 0 WHEN holder IN (SELECT session FROM sessions) THEN 1 ELSE 2 END, owner,
+    schedule, last_start, last_finish, started_tick, batch_open, batch_total,
+    -- Of the run that ended it, and of none before.
+    iif(state = 2, (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f
+                    WHERE f.kind = chains.kind AND f.key = chains.key AND f.item = '' AND f.permanent
+                      AND f.last_at = chains.last_finish), NULL)";
+
+pub(super) fn listed(row: &Row<'_>) -> Result<Listed> {
+    let at = |column| AFTER_HINT + column;
+    Ok(Listed {
         hint: hint(row)?,
-        sent: row.get(AFTER_HINT)?,
-        watch_at: time(row, AFTER_HINT + 1)?,
-        looks: row.get(AFTER_HINT + 2)?,
-        holder: holder(row, AFTER_HINT + 3)?,
-        expected: time(row, AFTER_HINT + 4)?,
-        claim: (row.get(AFTER_HINT + 5)?, row.get(AFTER_HINT + 6)?),
+        state: ChainState::from_number(row.get(at(0))?),
+        fence: row.get(at(1))?,
+        nominal: time(row, at(2))?,
+        holder: holder(row, at(3))?,
+        owner: row.get(at(4))?,
+        schedule: row.get(at(5))?,
+        last_start: time(row, at(6))?,
+        last_finish: time(row, at(7))?,
+        started_tick: row.get(at(8))?,
+        batch: (row.get(at(9))?, row.get(at(10))?),
+        unavailable: row.get(at(11))?,
     })
 }
 
-pub(super) fn kept_job(row: &Row<'_>) -> Result<KeptJob> {
-    Ok(KeptJob { number: row.get(0)?, body: row.get(1)?, kept_at: time(row, 2)? })
-}
+#[async_trait]
+impl Reports for SqliteLedger {
+    async fn chains(&self, kind: String, key: String) -> Result<Vec<ChainView>, LedgerError> {
+        self.read(move |store| store.chains(&kind, &key)).await
+    }
 
-pub(super) fn text_array(values: &[String]) -> rusqlite::vtab::array::Array {
-    std::rc::Rc::new(values.iter().cloned().map(rusqlite::types::Value::from).collect())
+    async fn list(&self, filter: ListFilter, after: Option<Cursor>, limit: u32) -> Result<Vec<Listed>, LedgerError> {
+        let now = self.clock.now();
+        self.read(move |store| store.list(&filter, after, now, limit)).await
+    }
+
+    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError> {
+        self.read(move |store| store.owners(&after, limit)).await
+    }
+
+    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
+        let now = self.clock.now();
+        self.read(move |store| store.late(before, now, limit)).await
+    }
+
+    async fn census(&self, slack: Duration) -> Result<Census, LedgerError> {
+        let now = self.clock.now();
+        self.read(move |store| store.census(now, slack)).await
+    }
+
+    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.read(move |store| store.history(fence, limit)).await
+    }
+
+    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+        self.read(move |store| store.attempts(after, limit)).await
+    }
 }
