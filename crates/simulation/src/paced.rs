@@ -5,37 +5,28 @@
 //! slow, answers of it are lost, its clock is set. Every window of the throttle's length is judged, by when
 //! handlers started; how much of it was used counts while nothing is wrong, and has not been for a while.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use roundelay_broker::Broker;
-use roundelay_broker::embedded::{EmbeddedBroker, EmbeddedConnection};
+use roundelay_broker::embedded::EmbeddedConnection;
 use roundelay_config::Config;
+use roundelay_engine::StartError;
 use roundelay_engine::enroll::{Enroller, Entity};
 use roundelay_engine::telemetry::SlotCounts;
-use roundelay_engine::{Connections, Engine, StartError};
 use roundelay_handler::Context;
-use roundelay_ledger::LedgerUrl;
-use roundelay_ledger::sqlite::SqliteLedger;
-use roundelay_model::clock::{Clock, Entropy, Time, short_duration};
+use roundelay_model::clock::{Entropy, Time, short_duration};
 use roundelay_model::job::Job;
 use roundelay_model::outcome::Outcome;
 use roundelay_model::pacing::windows;
-use roundelay_model::topology::Names;
 use serde::Serialize;
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::astray::Claims;
 use super::ground::Ground;
-use super::ledger::SimulatedLedger;
-use super::observe::{Observer, Violation};
-use super::worker::{Process, Watcher};
-use super::world::Weather;
+use super::observe::Violation;
+use super::worker::Process;
 
 const KIND: &str = "call";
 const QUEUE: &str = "calls";
@@ -158,13 +149,13 @@ async fn play(settings: &Settings) -> Result<Report, StartError> {
     let (end, mut wrong) = (world.begun + settings.length, vec![(Duration::ZERO, RECOVERY)]);
     let mut faults = 0;
     loop {
-        let next = Instant::now() + world.dice.between(QUIET.0, QUIET.1);
+        let next = Instant::now() + world.ground.dice.between(QUIET.0, QUIET.1);
         sleep_until(next.min(end)).await;
         if next >= end {
             break;
         }
         let from = world.begun.elapsed();
-        world.fault(Fault::roll(&world.dice, settings.workers)).await;
+        world.fault(Fault::roll(&world.ground.dice, settings.workers)).await;
         faults += 1;
         wrong.push((from, world.begun.elapsed() + RECOVERY));
     }
@@ -183,7 +174,7 @@ async fn play(settings: &Settings) -> Result<Report, StartError> {
         refused: world.slots.iter().map(|counts| counts.refused.get()).sum(),
         use_percent: used.map(|used| (used * 10_000.0).round() / 100.0),
         calm_windows: calm.iter().filter(|calm| **calm).count(),
-        violations: world.observer.violations().iter().map(Violation::to_string).collect(),
+        violations: world.ground.observer.violations().iter().map(Violation::to_string).collect(),
     })
 }
 

@@ -12,31 +12,25 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use roundelay_broker::embedded::{EmbeddedBroker, EmbeddedConnection, PublishFault};
-use roundelay_broker::{Broker, BrokerUrl};
+use roundelay_broker::BrokerUrl;
+use roundelay_broker::embedded::{EmbeddedConnection, PublishFault};
 use roundelay_config::Config;
+use roundelay_engine::StartError;
 use roundelay_engine::enroll::{Enroller, Entity};
 use roundelay_engine::publish::Publisher;
-use roundelay_engine::{Connections, Engine, StartError};
 use roundelay_handler::{Context, Handler};
 use roundelay_ledger::LedgerUrl;
-use roundelay_ledger::sqlite::SqliteLedger;
-use roundelay_model::clock::{Clock, Entropy, Time, short_duration};
+use roundelay_model::clock::{Entropy, Time, short_duration};
 use roundelay_model::job::Job;
 use roundelay_model::outcome::{NewJob, Outcome};
 use roundelay_model::secret::Secret;
-use roundelay_model::topology::Names;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::astray::Claims;
 use crate::ground::Ground;
-use crate::ledger::SimulatedLedger;
-use crate::observe::Observer;
-use crate::worker::{Process, Watcher};
-use crate::world::Weather;
+use crate::worker::Process;
 
 /// When a simulation begins, unless the test says otherwise: 2027-01-15 08:00:00 UTC.
 const BEGIN: Time = Time::from_millis(1_800_000_000_000);
