@@ -99,7 +99,7 @@ pub(super) struct Pace {
 impl Claimed<'_> {
     /// Whether it is a manual run of its chain.
     fn is_manual(&self) -> bool {
-        self.grant.once && self.chain.parent == 0
+        self.grant.once && self.chain.parent.is_none()
     }
 
     /// When the chain's ticks come; none for what runs once.

@@ -58,6 +58,7 @@ use async_trait::async_trait;
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::failure::{FailedItem, Failure};
+use roundelay_model::ids::{Epoch, Fence};
 use roundelay_model::progress::Progress;
 
 pub use access::Access;
@@ -190,7 +191,7 @@ pub trait Ledger:
         &self,
         queues: Vec<String>,
         kinds: Kinds,
-        after: i64,
+        after: Epoch,
         limit: u32,
     ) -> Result<Vec<Hint>, LedgerError>;
 
@@ -257,7 +258,7 @@ pub trait Ledger:
     ///
     /// # Errors
     /// When it is not known to be written. Nothing hangs on it.
-    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError>;
+    async fn note_progress(&self, runs: Vec<(Fence, Progress)>) -> Result<(), LedgerError>;
 
     /// Forgets kept jobs that have been sent, or have ended.
     ///
@@ -343,7 +344,7 @@ pub trait Ledger:
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError>;
+    async fn history(&self, fence: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError>;
 
     /// The kept failures of one entity, latest first.
     ///
@@ -369,7 +370,7 @@ pub trait Ledger:
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError>;
+    async fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError>;
 
     /// The broker topology that the workers of this ledger use, in the words they gave it.
     ///

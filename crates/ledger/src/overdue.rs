@@ -1,6 +1,7 @@
 //! Catch-up: chains whose messages may be lost, and when to look at them again.
 
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, Fence};
 
 use crate::chain::{Hint, Holder};
 
@@ -21,7 +22,7 @@ pub struct Overdue {
     /// Who has claimed it.
     pub holder: Holder,
     /// For which session, and by which claim.
-    pub claim: (i64, i64),
+    pub claim: (i64, Fence),
 }
 
 /// Which chains to look for that a worker, or the broker, may have left lying.
@@ -39,7 +40,7 @@ pub struct OrphanFilter {
 #[derive(Clone, Copy, Debug)]
 pub struct LookAgain {
     /// The chain's incarnation.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// What [`Overdue::watch_at`] was.
     pub from: Time,
     /// What it becomes.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
+use roundelay_model::ids::Fence;
 use serde::Serialize;
 
 use crate::chain::Hint;
@@ -111,7 +112,7 @@ pub trait Search {
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn histories(&self, fences: Vec<i64>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>, LedgerError>;
+    async fn histories(&self, fences: Vec<Fence>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>, LedgerError>;
 
     /// Attempts with fences below `before`, latest first, at most `limit`, and no more than so many of them looked
     /// at. The place is a fence.
@@ -121,10 +122,10 @@ pub trait Search {
     async fn runs(
         &self,
         filter: RunFilter,
-        before: Option<i64>,
+        before: Option<Fence>,
         limit: u32,
         effort: u32,
-    ) -> Result<Found<NamedAttempt, i64>, LedgerError>;
+    ) -> Result<Found<NamedAttempt, Fence>, LedgerError>;
 
     /// How many kept failures have which reason, those with the most first.
     ///

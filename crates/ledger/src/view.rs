@@ -1,6 +1,7 @@
 //! Chains and attempts, as people read them.
 
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::progress::Progress;
 
 use crate::chain::{ChainState, Hint, Holder};
@@ -40,7 +41,7 @@ pub struct ChainView {
     /// Who has claimed it.
     pub holder: Holder,
     /// The last claim.
-    pub fence: i64,
+    pub fence: Fence,
     /// Whether its message is known to have been sent.
     pub sent: bool,
     /// How often catch-up has sent it.
@@ -60,7 +61,7 @@ pub struct ChainView {
     /// When a run last ended; likewise.
     pub last_finish: Time,
     /// The tick of which a run last started.
-    pub started_tick: i64,
+    pub started_tick: TickNo,
     /// Members of the batch that it waits for: those that have not ended, and all. Zero without one.
     pub batch: (i64, i64),
     /// See [`NewChain::depth`](crate::NewChain::depth).
@@ -71,11 +72,11 @@ pub struct ChainView {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptRecord {
     /// The claim.
-    pub fence: i64,
+    pub fence: Fence,
     /// The chain's incarnation.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// The occurrence.
-    pub tick: i64,
+    pub tick: TickNo,
     /// The try.
     pub attempt: u32,
     /// Who claimed it.

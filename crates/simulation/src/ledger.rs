@@ -15,6 +15,7 @@ use roundelay_model::clock::Time;
 use roundelay_model::deaths::Hands;
 use roundelay_model::failure::{FailedItem, Failure, ItemEnd};
 use roundelay_model::fleet::{FleetOrder, FleetOrders, Presence, Subject, ThroughputSample};
+use roundelay_model::ids::{Epoch, Fence};
 use roundelay_model::pacing::orders::{Orders, ThrottleOrder};
 use roundelay_model::pacing::{SlotRequest, SlotResponse};
 use roundelay_model::progress::Progress;
@@ -73,7 +74,7 @@ impl Rosters for SimulatedLedger {
         self.through(false, self.inner.enlisted(kind, after, limit)).await
     }
 
-    async fn depart(&self, epochs: Vec<i64>) -> Result<u64, LedgerError> {
+    async fn depart(&self, epochs: Vec<Epoch>) -> Result<u64, LedgerError> {
         self.through(true, self.inner.depart(epochs)).await
     }
 
@@ -220,17 +221,17 @@ impl Search for SimulatedLedger {
         self.through(false, self.inner.search(filter, after, limit, effort)).await
     }
 
-    async fn histories(&self, fences: Vec<i64>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>, LedgerError> {
+    async fn histories(&self, fences: Vec<Fence>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>, LedgerError> {
         self.through(false, self.inner.histories(fences, limit)).await
     }
 
     async fn runs(
         &self,
         filter: RunFilter,
-        before: Option<i64>,
+        before: Option<Fence>,
         limit: u32,
         effort: u32,
-    ) -> Result<Found<NamedAttempt, i64>, LedgerError> {
+    ) -> Result<Found<NamedAttempt, Fence>, LedgerError> {
         self.through(false, self.inner.runs(filter, before, limit, effort)).await
     }
 
@@ -525,7 +526,7 @@ impl Ledger for SimulatedLedger {
         &self,
         queues: Vec<String>,
         kinds: Kinds,
-        after: i64,
+        after: Epoch,
         limit: u32,
     ) -> Result<Vec<Hint>, LedgerError> {
         self.through(false, self.inner.messages(queues, kinds, after, limit)).await
@@ -578,7 +579,7 @@ impl Ledger for SimulatedLedger {
         self.through(true, verb).await
     }
 
-    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+    async fn note_progress(&self, runs: Vec<(Fence, Progress)>) -> Result<(), LedgerError> {
         self.through(true, self.inner.note_progress(runs)).await
     }
 
@@ -632,7 +633,7 @@ impl Ledger for SimulatedLedger {
         self.through(false, self.inner.owners(after, limit)).await
     }
 
-    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+    async fn history(&self, fence: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
         self.through(false, self.inner.history(fence, limit)).await
     }
 
@@ -664,7 +665,7 @@ impl Ledger for SimulatedLedger {
         self.through(false, self.inner.late(before, limit)).await
     }
 
-    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+    async fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
         self.through(false, self.inner.attempts(after, limit)).await
     }
 

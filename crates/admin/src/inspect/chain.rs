@@ -13,6 +13,7 @@ use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::Failure;
 use roundelay_model::fleet::Subject;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::schedule::{Balance, Ran, Schedule, Setting, phase};
 use serde::Serialize;
 use serde_json::Value;
@@ -61,9 +62,11 @@ pub struct ChainReport {
     /// Its own priority on that queue, in place of its kind's.
     pub priority: Option<u8>,
     /// The chain's incarnation.
-    pub epoch: i64,
+    #[schema(value_type = i64)]
+    pub epoch: Epoch,
     /// The occurrence that is next, or runs.
-    pub tick: i64,
+    #[schema(value_type = i64)]
+    pub tick: TickNo,
     /// The try.
     pub attempt: u32,
     /// When it is due, or was.
@@ -123,9 +126,11 @@ pub struct ChainReport {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct AttemptReport {
     /// The claim; a later one has a higher number.
-    pub fence: i64,
+    #[schema(value_type = i64)]
+    pub fence: Fence,
     /// The chain's incarnation; that of its manual runs is another.
-    pub epoch: i64,
+    #[schema(value_type = i64)]
+    pub epoch: Epoch,
     /// It is one of a manual run.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub manual: bool,
@@ -136,7 +141,8 @@ pub struct AttemptReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// The occurrence.
-    pub tick: i64,
+    #[schema(value_type = i64)]
+    pub tick: TickNo,
     /// The try.
     pub attempt: u32,
     /// Who ran it.
@@ -272,7 +278,7 @@ const PAGE: u32 = 200;
 pub async fn attempts(
     ledger: &dyn Ledger,
     chains: &[ChainView],
-    before: Option<i64>,
+    before: Option<Fence>,
     limit: u32,
 ) -> Result<Vec<AttemptRecord>, LedgerError> {
     let known = match before {
@@ -303,7 +309,7 @@ pub async fn attempts(
 }
 
 /// Marks those of the manual runs, whose epoch this is.
-pub fn mark_manual(attempts: &mut [AttemptReport], epoch: i64) {
+pub fn mark_manual(attempts: &mut [AttemptReport], epoch: Epoch) {
     attempts.iter_mut().for_each(|attempt| attempt.manual = attempt.epoch == epoch);
 }
 

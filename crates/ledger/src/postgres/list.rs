@@ -2,6 +2,7 @@
 
 use roundelay_model::clock::Time;
 use roundelay_model::failure::Failure;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
 
@@ -38,14 +39,14 @@ pub(super) fn listed(row: &Row) -> std::result::Result<Listed, Error> {
     Ok(Listed {
         hint: hint(row)?,
         state: ChainState::from_number(row.try_get(8)?),
-        fence: row.try_get(9)?,
+        fence: Fence(row.try_get(9)?),
         nominal: time(row, 10)?,
         holder: holder(row, 11)?,
         owner: row.try_get(12)?,
         schedule: row.try_get(13)?,
         last_start: time(row, 14)?,
         last_finish: time(row, 15)?,
-        started_tick: row.try_get(16)?,
+        started_tick: TickNo(row.try_get(16)?),
         batch: (row.try_get(17)?, row.try_get(18)?),
         unavailable: row.try_get(19)?,
     })
@@ -163,7 +164,7 @@ impl Reader {
         self.rows(sql, &[&after, &i64::from(limit)], census).await
     }
 
-    pub(super) async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+    pub(super) async fn history(&self, fence: Fence, limit: u32) -> Result<Vec<AttemptRecord>> {
         let sql = "WITH RECURSIVE back (number, more) AS (
                        SELECT $1::int8, $2::int8
                        UNION ALL
@@ -171,7 +172,7 @@ impl Reader {
                    SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped,
                           misfired, progress
                    FROM back JOIN attempts ON fence = number ORDER BY fence DESC";
-        self.rows(sql, &[&fence, &i64::from(limit)], attempt).await
+        self.rows(sql, &[&fence.get(), &i64::from(limit)], attempt).await
     }
 
     pub(super) async fn failures_of(&self, kind: String, key: String) -> Result<Vec<Failure>> {
@@ -206,14 +207,14 @@ impl Reader {
                      AND c.holder NOT IN (SELECT session FROM sessions) AND c.batch_open = 0
                    RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent, c.priority";
         let column = |of: fn(&Move) -> i64| moves.iter().map(of).collect::<Vec<i64>>();
-        let (epochs, ticks) = (column(|m| m.epoch), column(|m| m.tick));
+        let (epochs, ticks) = (column(|m| m.epoch.get()), column(|m| m.tick.get()));
         let (was, nominal) = (column(|m| m.from.as_millis()), column(|m| m.nominal.as_millis()));
         let (due, watch_at) = (column(|m| m.due.as_millis()), column(|m| m.watch_at.as_millis()));
         let parameters: [&(dyn ToSql + Sync); 6] = [&epochs, &ticks, &was, &nominal, &due, &watch_at];
         let rows = self.query(sql, &parameters).await?;
         let told = |error: Error| LedgerError::Statement(words(&error));
         let moved: Vec<Hint> = rows.iter().map(hint).collect::<std::result::Result<_, _>>().map_err(told)?;
-        let mut moved: std::collections::HashMap<i64, Hint> =
+        let mut moved: std::collections::HashMap<Epoch, Hint> =
             moved.into_iter().map(|hint| (hint.epoch, hint)).collect();
         Ok(moves.iter().map(|m| moved.remove(&m.epoch)).collect())
     }

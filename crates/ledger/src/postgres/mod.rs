@@ -45,6 +45,7 @@ use futures_util::future::try_join_all;
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Clock, Entropy, Followed, Seen, Time};
 use roundelay_model::failure::{FailedItem, Failure};
+use roundelay_model::ids::{Epoch, Fence};
 use roundelay_model::progress::Progress;
 use roundelay_model::secret::Secret;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -185,10 +186,10 @@ impl PostgresLedger {
         self.own.acquire().await.map_err(|_| LedgerError::Closed)
     }
 
-    fn lane(&self, epoch: i64) -> &Lane {
+    fn lane(&self, epoch: Epoch) -> &Lane {
         let lanes = i64::try_from(self.chains.len()).unwrap_or(1).max(1);
         // Epochs come one after the other, so the lanes get equally many.
-        usize::try_from(epoch.rem_euclid(lanes)).ok().and_then(|at| self.chains.get(at)).unwrap_or(&self.rest)
+        usize::try_from(epoch.get().rem_euclid(lanes)).ok().and_then(|at| self.chains.get(at)).unwrap_or(&self.rest)
     }
 }
 
@@ -299,7 +300,7 @@ impl Ledger for PostgresLedger {
         &self,
         queues: Vec<String>,
         kinds: Kinds,
-        after: i64,
+        after: Epoch,
         limit: u32,
     ) -> Result<Vec<Hint>, LedgerError> {
         self.reader.messages(queues, kinds, after, limit).await
@@ -347,7 +348,7 @@ impl Ledger for PostgresLedger {
         self.rest.write(Accept { kind, key, spawned, chains, failed }).await
     }
 
-    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+    async fn note_progress(&self, runs: Vec<(Fence, Progress)>) -> Result<(), LedgerError> {
         self.reader.note_progress(runs).await
     }
 
@@ -396,7 +397,7 @@ impl Ledger for PostgresLedger {
         self.reader.owners(after, limit).await
     }
 
-    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+    async fn history(&self, fence: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
         self.reader.history(fence, limit).await
     }
 
@@ -416,7 +417,7 @@ impl Ledger for PostgresLedger {
         self.reader.late(before, self.now(), limit).await
     }
 
-    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+    async fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
         self.reader.attempts(after, limit).await
     }
 

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use roundelay_model::clock::Time;
+use roundelay_model::ids::Fence;
 use roundelay_model::progress::Progress;
 use tokio::time::timeout;
 use tokio_postgres::{Error, Transaction};
@@ -198,9 +199,9 @@ impl Reader {
 
     /// What somebody else has locked is about to end, and says itself how far it has come. So this waits
     /// for nobody, and nobody can wait for this in a circle.
-    pub(super) async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+    pub(super) async fn note_progress(&self, runs: Vec<(Fence, Progress)>) -> Result<(), LedgerError> {
         let (fences, texts): (Vec<i64>, Vec<String>) =
-            runs.into_iter().map(|(fence, progress)| (fence, progress.text())).unzip();
+            runs.into_iter().map(|(fence, progress)| (fence.get(), progress.text())).unzip();
         let note = "WITH open AS MATERIALIZED (
                         SELECT fence FROM attempts WHERE fence = ANY ($1::int8[]) AND finished IS NULL
                         FOR UPDATE SKIP LOCKED)

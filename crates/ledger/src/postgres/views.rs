@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use roundelay_model::clock::Time;
 use roundelay_model::failure::Failure;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::progress::Progress;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
@@ -83,14 +84,15 @@ impl Reader {
         &self,
         queues: Vec<String>,
         kinds: Kinds,
-        after: i64,
+        after: Epoch,
         limit: u32,
     ) -> Result<Vec<Hint>> {
         let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, parent, priority FROM chains
                    WHERE state = 0 AND batch_open = 0 AND epoch > $1 AND queue = ANY ($2) AND kind = ANY ($3)
                      AND (once OR kind = ANY ($4))
                    ORDER BY epoch LIMIT $5";
-        let parameters: [&(dyn ToSql + Sync); 5] = [&after, &queues, &kinds.all, &kinds.recurring, &i64::from(limit)];
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&after.get(), &queues, &kinds.all, &kinds.recurring, &i64::from(limit)];
         self.rows(sql, &parameters, hint).await
     }
 
@@ -154,12 +156,12 @@ impl Reader {
         self.rows(sql, &[&before.as_millis(), &now.as_millis(), &i64::from(limit)], late).await
     }
 
-    pub(super) async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+    pub(super) async fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>> {
         let sql = "SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason,
                           overlapped, misfired, progress
                    FROM attempts
                    WHERE fence > $1 ORDER BY fence LIMIT $2";
-        self.rows(sql, &[&after, &i64::from(limit)], attempt).await
+        self.rows(sql, &[&after.get(), &i64::from(limit)], attempt).await
     }
 
     pub(super) async fn topology(&self) -> Result<Option<String>> {
@@ -248,7 +250,7 @@ pub(super) fn overdue(row: &Row) -> std::result::Result<Overdue, Error> {
         looks: small(row.try_get(10)?),
         holder: holder(row, 11)?,
         expected: time(row, 12)?,
-        claim: (row.try_get(13)?, row.try_get(14)?),
+        claim: (row.try_get(13)?, Fence(row.try_get(14)?)),
     })
 }
 
@@ -259,7 +261,7 @@ fn chain(row: &Row) -> std::result::Result<ChainView, Error> {
         payload: row.try_get(9)?,
         nominal: time(row, 10)?,
         holder: holder(row, 11)?,
-        fence: row.try_get(12)?,
+        fence: Fence(row.try_get(12)?),
         sent: row.try_get(13)?,
         once: row.try_get(14)?,
         owner: row.try_get(15)?,
@@ -271,7 +273,7 @@ fn chain(row: &Row) -> std::result::Result<ChainView, Error> {
         looks: small(row.try_get(22)?),
         watch_at: time(row, 23)?,
         depth: small(row.try_get(24)?),
-        started_tick: row.try_get("started_tick")?,
+        started_tick: TickNo(row.try_get("started_tick")?),
     })
 }
 
@@ -279,9 +281,9 @@ fn chain(row: &Row) -> std::result::Result<ChainView, Error> {
 /// progress.
 pub(super) fn attempt(row: &Row) -> std::result::Result<AttemptRecord, Error> {
     Ok(AttemptRecord {
-        fence: row.try_get(0)?,
-        epoch: row.try_get(1)?,
-        tick: row.try_get(2)?,
+        fence: Fence(row.try_get(0)?),
+        epoch: Epoch(row.try_get(1)?),
+        tick: TickNo(row.try_get(2)?),
         attempt: small(row.try_get(3)?),
         worker: row.try_get(4)?,
         due: time(row, 5)?,

@@ -2,6 +2,7 @@
 
 use roundelay_model::clock::Time;
 use roundelay_model::failure::Failure;
+use roundelay_model::ids::{Fence, TickNo};
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::failed::{FAILURE, failure};
@@ -124,7 +125,7 @@ impl Store {
         rows.collect()
     }
 
-    pub fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+    pub fn history(&self, fence: Fence, limit: u32) -> Result<Vec<AttemptRecord>> {
         let sql = format!(
             "WITH RECURSIVE back (number, more) AS (
                  SELECT ?1, ?2
@@ -133,7 +134,7 @@ impl Store {
              SELECT {ATTEMPT} FROM back JOIN attempts ON fence = number ORDER BY fence DESC"
         );
         let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![fence, limit], attempt)?;
+        let rows = select.query_map(params![fence.get(), limit], attempt)?;
         rows.collect()
     }
 
@@ -161,7 +162,7 @@ impl Store {
         let mut update = self.connection.prepare_cached(&sql)?;
         let mut one = |Move { epoch, tick, from, nominal, due, watch_at }: &Move| {
             let [from, nominal, due, watch_at] = [*from, *nominal, *due, *watch_at].map(Time::as_millis);
-            update.query_row(params![epoch, tick, from, nominal, due, watch_at], hint).optional()
+            update.query_row(params![epoch.get(), tick.get(), from, nominal, due, watch_at], hint).optional()
         };
         moves.iter().map(&mut one).collect()
     }
@@ -181,14 +182,14 @@ pub(super) fn listed(row: &Row<'_>) -> Result<Listed> {
     Ok(Listed {
         hint: hint(row)?,
         state: ChainState::from_number(row.get(at(0))?),
-        fence: row.get(at(1))?,
+        fence: Fence(row.get(at(1))?),
         nominal: time(row, at(2))?,
         holder: holder(row, at(3))?,
         owner: row.get(at(4))?,
         schedule: row.get(at(5))?,
         last_start: time(row, at(6))?,
         last_finish: time(row, at(7))?,
-        started_tick: row.get(at(8))?,
+        started_tick: TickNo(row.get(at(8))?),
         batch: (row.get(at(9))?, row.get(at(10))?),
         unavailable: row.get(at(11))?,
     })

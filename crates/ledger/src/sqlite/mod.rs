@@ -33,6 +33,7 @@ use parking_lot::Mutex;
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Clock, Entropy, Time};
 use roundelay_model::failure::{FailedItem, Failure};
+use roundelay_model::ids::{Epoch, Fence};
 use roundelay_model::progress::Progress;
 use rusqlite::backup::Backup;
 use rusqlite::config::DbConfig;
@@ -331,7 +332,7 @@ impl Ledger for SqliteLedger {
         &self,
         queues: Vec<String>,
         kinds: Kinds,
-        after: i64,
+        after: Epoch,
         limit: u32,
     ) -> Result<Vec<Hint>, LedgerError> {
         self.read(move |store| store.messages(&queues, &kinds, after, limit)).await
@@ -382,7 +383,7 @@ impl Ledger for SqliteLedger {
         self.writer.write(move |store| store.accept((&kind, &key), &spawned, &chains, &failed, now)).await
     }
 
-    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+    async fn note_progress(&self, runs: Vec<(Fence, Progress)>) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.note_progress(&runs)).await
     }
 
@@ -435,7 +436,7 @@ impl Ledger for SqliteLedger {
         self.read(move |store| store.owners(&after, limit)).await
     }
 
-    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+    async fn history(&self, fence: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
         self.read(move |store| store.history(fence, limit)).await
     }
 
@@ -457,7 +458,7 @@ impl Ledger for SqliteLedger {
         self.read(move |store| store.late(before, now, limit)).await
     }
 
-    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+    async fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
         self.read(move |store| store.attempts(after, limit)).await
     }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use roundelay_model::clock::Time;
+use roundelay_model::ids::Epoch;
 use rusqlite::{OptionalExtension, params};
 
 use super::store::{HINT, Result, Store, hint};
@@ -108,8 +109,11 @@ impl Store {
         let state = state.map(|state| state as i64);
         let sql = format!("SELECT epoch FROM chains WHERE {states} AND {} ORDER BY epoch", which_of(which));
         let parameters = params![kind, key, owner, like, queue, late_before, state, now.as_millis()];
-        let epochs: Vec<i64> =
-            self.connection.prepare_cached(&sql)?.query_map(parameters, |row| row.get(0))?.collect::<Result<_>>()?;
+        let epochs: Vec<Epoch> = self
+            .connection
+            .prepare_cached(&sql)?
+            .query_map(parameters, |row| row.get(0).map(Epoch))?
+            .collect::<Result<_>>()?;
         for old in &epochs {
             let epoch = self.new_epoch(*old, now)?;
             // Where a chain stands in its own time is not known any more, so it is due now.
@@ -118,7 +122,7 @@ impl Store {
                     "UPDATE chains SET nominal = ?2, due = ?2, expected = ?2, watch_at = ?2, state = iif(state = 1, 1, 0)
                      WHERE epoch = ?1",
                 )?
-                .execute(params![epoch, now.as_millis()])?;
+                .execute(params![epoch.get(), now.as_millis()])?;
         }
         Ok(epochs.len() as u64)
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use roundelay_model::clock::Time;
 use roundelay_model::failure::Failure;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::progress::Progress;
 use rusqlite::{OptionalExtension, Row, params};
 
@@ -59,7 +60,7 @@ impl Store {
         self.connection.prepare_cached(&sql)?.query_map(values, overdue)?.collect()
     }
 
-    pub fn messages(&self, queues: &[String], kinds: &Kinds, after: i64, limit: u32) -> Result<Vec<Hint>> {
+    pub fn messages(&self, queues: &[String], kinds: &Kinds, after: Epoch, limit: u32) -> Result<Vec<Hint>> {
         let sql = format!(
             "SELECT {HINT} FROM chains
              WHERE state = 0 AND batch_open = 0 AND epoch > ?1 AND queue IN rarray(?2) AND kind IN rarray(?3)
@@ -68,7 +69,7 @@ impl Store {
         );
         let mut select = self.connection.prepare_cached(&sql)?;
         let rows = select.query_map(
-            params![after, text_array(queues), text_array(&kinds.all), text_array(&kinds.recurring), limit],
+            params![after.get(), text_array(queues), text_array(&kinds.all), text_array(&kinds.recurring), limit],
             hint,
         )?;
         rows.collect()
@@ -123,10 +124,10 @@ impl Store {
         rows.collect()
     }
 
-    pub fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+    pub fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>> {
         let sql = format!("SELECT {ATTEMPT} FROM attempts WHERE fence > ?1 ORDER BY fence LIMIT ?2");
         let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![after, limit], attempt)?;
+        let rows = select.query_map(params![after.get(), limit], attempt)?;
         rows.collect()
     }
 
@@ -201,9 +202,9 @@ pub(super) const ATTEMPT: &str =
 
 pub(super) fn attempt(row: &Row<'_>) -> Result<AttemptRecord> {
     Ok(AttemptRecord {
-        fence: row.get(0)?,
-        epoch: row.get(1)?,
-        tick: row.get(2)?,
+        fence: Fence(row.get(0)?),
+        epoch: Epoch(row.get(1)?),
+        tick: TickNo(row.get(2)?),
         attempt: row.get(3)?,
         worker: row.get(4)?,
         due: time(row, 5)?,
@@ -230,7 +231,7 @@ fn chain(row: &Row<'_>) -> Result<ChainView> {
         payload: row.get(at(1))?,
         nominal: time(row, at(2))?,
         holder: holder(row, at(3))?,
-        fence: row.get(at(4))?,
+        fence: Fence(row.get(at(4))?),
         sent: row.get(at(5))?,
         once: row.get(at(6))?,
         owner: row.get(at(7))?,
@@ -242,7 +243,7 @@ fn chain(row: &Row<'_>) -> Result<ChainView> {
         looks: row.get(at(14))?,
         watch_at: time(row, at(15))?,
         depth: row.get(at(16))?,
-        started_tick: row.get(at(17))?,
+        started_tick: TickNo(row.get(at(17))?),
     })
 }
 
@@ -254,7 +255,7 @@ pub(super) fn overdue(row: &Row<'_>) -> Result<Overdue> {
         looks: row.get(AFTER_HINT + 2)?,
         holder: holder(row, AFTER_HINT + 3)?,
         expected: time(row, AFTER_HINT + 4)?,
-        claim: (row.get(AFTER_HINT + 5)?, row.get(AFTER_HINT + 6)?),
+        claim: (row.get(AFTER_HINT + 5)?, Fence(row.get(AFTER_HINT + 6)?)),
     })
 }
 
