@@ -1,6 +1,6 @@
-//! How often the engine allocates memory in a cycle, beside the raw loop: `cargo bench --bench allocations`.
+//! Allocations of the engine in a cycle, beside the raw loop: `cargo bench --bench allocations`.
 //!
-//! On the embedded broker, or with AMQP_URL set on that one, and with a SQLite ledger.
+//! The broker is the embedded one, or that of AMQP_URL if it is set; the ledger is SQLite.
 
 use std::alloc::System;
 use std::time::Duration;

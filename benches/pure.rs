@@ -47,7 +47,7 @@ fn ladder(criterion: &mut Criterion) {
     criterion.bench_function("ladder/all hops of 13 h", |b| b.iter(|| ladder.hops(black_box(delays[2]))));
 }
 
-/// 10,000 chains every minute, each of which asks for its next time in turn.
+/// 10,000 chains every minute. Each asks for its next time in turn.
 fn schedules(criterion: &mut Criterion) {
     let cron = Rhythm::Cron(Cron::parse("*/5 * * * *", Some("Europe/Berlin")).expect("a calendar"));
     let fixed = |jitter| Schedule::fixed_delay(s(60), jitter);

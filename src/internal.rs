@@ -1,4 +1,4 @@
-//! Inside: what the program, the tests and the benchmarks reach for. Any version may change all of it.
+//! The internals that the program, the tests and the benchmarks use. Any version may change all of it.
 
 pub use roundelay_model::{
     calendar, clock, deaths, egress, encryption, failure, fleet, guard, ids, job, ladder, lanes, outcome, pacing,

@@ -26,7 +26,7 @@
 //! | `roundelay-simulation` | the engine under faults, and a configuration's forecast, in virtual time |
 //! | `roundelay-engine` | a job's life from delivery to acknowledgement, catch-up, throttles, rosters, metrics, traces |
 //! | `roundelay-config` | file and environment become checked settings |
-//! | `roundelay-ledger`, `roundelay-broker`, `roundelay-handler` | the truth about chains; what carries messages; what runs jobs |
+//! | `roundelay-ledger`, `roundelay-broker`, `roundelay-handler` | the record of all chains; what carries messages; what runs jobs |
 //! | `roundelay-net` | listening and TLS |
 //! | `roundelay-model` | what is decided, as pure functions: schedules, retries, pacing, the ladder |
 //!
@@ -116,7 +116,7 @@ pub fn worker(config: Config) -> Engine {
     engine
 }
 
-// The engine, and what it is made with.
+// The engine, and the types to make it.
 
 /// The settings of a worker, from a file or from text.
 ///
@@ -126,7 +126,7 @@ pub fn worker(config: Config) -> Engine {
 /// let config = Config::parse("[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"5m\"\n", "roundelay.toml", [])?;
 /// assert_eq!(config.kind_names().collect::<Vec<_>>(), ["sync"]);
 ///
-/// // Everything that is wrong is told, with file, line and key.
+/// // The error lists everything that is wrong, with file, line and key.
 /// let error = Config::parse("[queues.work]\nconcurency = 4\n", "roundelay.toml", []).unwrap_err();
 /// assert!(error.to_string().contains("roundelay.toml:2: queues.work.concurency: unknown key"));
 /// # Ok::<(), roundelay::ConfigError>(())
@@ -181,7 +181,7 @@ pub use roundelay_config::{ConfigError, Problem};
 /// Enroller::new(&config, connections, "sync", None, true)?.enroll(chains).await?;
 ///
 /// stop.cancelled().await;
-/// // What runs is let finish.
+/// // Runs that have begun may finish.
 /// shutdown.cancel();
 /// running.await??;
 /// # Ok(())
@@ -190,7 +190,7 @@ pub use roundelay_config::{ConfigError, Problem};
 pub use roundelay_engine::Engine;
 pub use roundelay_engine::{Connections, StartError};
 
-// What programs bring to it: chains and jobs.
+// What programs give to the engine: chains and jobs.
 
 pub use roundelay_engine::enroll::{EnrollError, Enroller, Entity, Tally};
 /// Publishes one-off jobs, which run once, outside any chain.

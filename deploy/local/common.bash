@@ -47,6 +47,10 @@ apt_install() (
     'Install it by your own means, or use Docker Compose, or set AMQP_URL and DATABASE_URL to services that run.'
   is_root || die "$reason, and only root can install it" "Run: sudo apt-get install --yes --no-install-recommends $*"
 
+  # One at a time: apt-get waits for another's lock when it installs, but not when it updates its lists.
+  exec {apt_lock}>"$(cache_folder)/apt.lock"
+  flock --timeout 600 "$apt_lock" || die "waited 600 s for another run that installs packages with apt"
+
   # A package's own scripts ask policy-rc.d whether they may start their
   # service; 101 means no. A policy that the machine already has is its
   # owner's decision and stays.
@@ -61,8 +65,8 @@ apt_install() (
   say "installing with apt: $*"
   export DEBIAN_FRONTEND=noninteractive
   options=(-qq -o DPkg::Lock::Timeout=300)
-  # A repository of somebody else's that cannot be reached must not stop us:
-  # whether the lists are good enough is for the install to say.
+  # A repository that cannot be reached must not stop us: whether the lists are
+  # good enough is for the install to say.
   apt-get "${options[@]}" update >"$log" 2>&1 </dev/null || say "apt-get update had trouble; going on with the lists at hand"
   if ! apt-get "${options[@]}" install --yes --no-install-recommends "$@" >>"$log" 2>&1 </dev/null; then
     tail -n 30 "$log" >&2

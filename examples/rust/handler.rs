@@ -4,8 +4,8 @@
 //!
 //!     cargo run --example handler
 //!
-//! Needs axum, parking_lot, serde_json and tokio. With WEBHOOK_SECRET, the `sign` of the kind, only calls that are
-//! signed with it are answered; that needs standardwebhooks. What it gets and may answer is in docs/handlers.md.
+//! Needs axum, parking_lot, serde_json and tokio. With WEBHOOK_SECRET, the `sign` of the kind, only calls with its
+//! signature are answered; that needs standardwebhooks. docs/handlers.md describes the request and the answers.
 
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -23,20 +23,20 @@ use standardwebhooks::Webhook;
 
 #[derive(Default)]
 struct Handler {
-    /// Whoever reaches this port could call; the signature tells that it was the worker.
+    /// Every client that reaches this port could call; the signature proves that the worker did.
     webhook: Option<Webhook>,
     marks: Mutex<Marks>,
 }
 
-/// A job may come again: its worker may die after the work and before the record. Keep this where the effect is, in the
-/// same transaction; here it is gone with the process.
+/// A job may run again: its worker may die after the work and before the record. Store this together with the effect,
+/// in the same transaction; here it is lost with the process.
 #[derive(Default)]
 struct Marks {
     done: BTreeSet<String>,
     asked: BTreeSet<String>,
 }
 
-/// What the run came to: a status, and the outcome.
+/// The result of the run: a status, and the outcome.
 fn answer(job: &Value, marks: &Mutex<Marks>) -> Response {
     let (Some(id), Some(key)) = (job["id"].as_str(), job["key"].as_str()) else {
         return Json(json!({ "outcome": "fail", "reason": "this is no job" })).into_response();
@@ -46,12 +46,12 @@ fn answer(job: &Value, marks: &Mutex<Marks>) -> Response {
         return Json(json!({ "outcome": "done" })).into_response();
     }
     if !job["payload"]["name"].is_string() {
-        // Trying again would not help.
+        // A retry would not help.
         return Json(json!({ "outcome": "fail", "reason": "the payload has no name" })).into_response();
     }
-    // A payload with "busy" stands for an upstream that is busy when it is asked first.
+    // A payload with "busy" stands for an upstream that is busy at the first call.
     if job["payload"]["busy"] == true && marks.asked.insert(id.to_owned()) {
-        // Comes again then, with no attempt charged; whatever else waits for the same throttle waits, too.
+        // The job runs again after this time, with no attempt charged; other jobs of the same throttle wait, too.
         return (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")], "{}").into_response();
     }
     println!("synced {key} {id}");
@@ -60,7 +60,8 @@ fn answer(job: &Value, marks: &Mutex<Marks>) -> Response {
 }
 
 async fn call(State(handler): State<Arc<Handler>>, headers: HeaderMap, body: Bytes) -> Response {
-    // Before anything of it is read. Not older than five minutes, either: what was kept is of no use.
+    // The signature comes before any reading. It must not be older than five minutes, so that a recorded call cannot be
+    // replayed later.
     if let Some(webhook) = &handler.webhook
         && let Err(error) = webhook.verify(&body, &headers)
     {
@@ -68,7 +69,7 @@ async fn call(State(handler): State<Arc<Handler>>, headers: HeaderMap, body: Byt
     }
     match serde_json::from_slice(&body) {
         Ok(job) => answer(&job, &handler.marks),
-        // Tried again, by the kind's `retry`.
+        // The kind's `retry` says whether the job runs again.
         Err(error) => {
             let outcome = json!({ "outcome": "retry", "reason": error.to_string() });
             (StatusCode::INTERNAL_SERVER_ERROR, Json(outcome)).into_response()

@@ -16,13 +16,13 @@ use serde_json::Value;
 
 /// Returns when the broker has the job; an error says that it has not, or may not have.
 async fn publish(channel: &Channel, exchange: &str, queue: &str, envelope: &Value) -> Result<(), Box<dyn Error>> {
-    // A wrong queue name would not come back: `roundelay.jobs` keeps such messages aside, and a
-    // rung looks at the name only when its time is over. So ask for the queue first.
+    // A wrong queue name would not be reported: `roundelay.jobs` keeps such messages aside, and a rung reads the name
+    // only when its time is over. So ask for the queue first.
     let passive = QueueDeclareOptions { passive: true, ..QueueDeclareOptions::default() };
     channel.queue_declare(queue.into(), passive, FieldTable::default()).await?;
     channel.confirm_select(ConfirmSelectOptions::default()).await?;
-    // Fresh properties for every message. Never copy those of a message that was received: with old
-    // `x-death` headers RabbitMQ takes a delayed job for one that goes in circles.
+    // Fresh properties for every message. Never copy those of a received message: with old `x-death` headers RabbitMQ
+    // takes a delayed job for one in a cycle.
     let mut properties = BasicProperties::default().with_delivery_mode(2).with_content_type("application/json".into());
     if let Some(id) = envelope["id"].as_str() {
         properties = properties.with_message_id(id.into());
@@ -54,8 +54,8 @@ async fn main() -> ExitCode {
     match run().await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Unless it was returned, the broker may have the job all the same. Publish it again with
-            // the same `id`, on which handlers are idempotent.
+            // Unless the job was returned, the broker may have it anyway. Publish it again with the same `id`, on which
+            // handlers are idempotent.
             eprintln!("not published: {error}");
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! A worker with a handler of its own, for the kind `sync`: no HTTP in between.
+//! A worker with a handler of its own, for the kind `sync`: without HTTP.
 //!
 //!     cargo run --example worker -- roundelay.toml
 //!
@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use roundelay::{Config, Context, Job, Outcome};
 use tokio_util::sync::CancellationToken;
 
-/// A job may come again: its worker may die after the work and before the record. Keep this where the
-/// effect is, in the same transaction; here it is gone with the process.
+/// A job may run again: its worker may die after the work and before the record. Store this together with the effect,
+/// in the same transaction; here it is lost with the process.
 #[derive(Default)]
 struct Marks {
     done: BTreeSet<String>,
@@ -27,10 +27,10 @@ fn sync(job: &Job, marks: &Mutex<Marks>) -> Outcome {
         return Outcome::Done;
     }
     if !job.payload["name"].is_string() {
-        // Trying again would not help.
+        // A retry would not help.
         return Outcome::fail("the payload has no name");
     }
-    // A payload with "busy" stands for an upstream that is busy when it is asked first.
+    // A payload with "busy" stands for an upstream that is busy at the first call.
     if job.payload["busy"] == true && marks.asked.insert(job.id.clone()) {
         return Outcome::Snooze { wait: Duration::from_secs(1), reason: "the upstream is busy".into() };
     }

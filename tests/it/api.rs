@@ -12,7 +12,7 @@ use crate::served::{Answer, Served, token};
 on_all!(chains_are_found_looked_at_and_steered);
 on_all!(queues_and_workers_are_steered_and_say_so);
 on_all!(throttles_are_held_changed_and_released);
-on_all!(what_has_failed_is_counted_tried_again_and_forgotten);
+on_all!(failures_are_counted_retried_and_forgotten);
 on_all!(messages_that_cannot_be_used_are_shown_sent_again_and_forgotten);
 on_all!(the_overview_tells_what_is_wrong_and_goes_on_telling);
 
@@ -257,7 +257,7 @@ mod run {
         assert_eq!(got(&served, "/throttles").await["throttles"].as_array().unwrap().len(), 1);
     }
 
-    pub async fn what_has_failed_is_counted_tried_again_and_forgotten(ground: Ground) {
+    pub async fn failures_are_counted_retried_and_forgotten(ground: Ground) {
         let config = config(&ground);
         enroll(&ground, &config, "sync", "bad/1,\nbad/2,\ngood,\n", "0s").await;
         let served = served(&config).await;

@@ -52,7 +52,7 @@ fn endpoints(document: &Value) -> Vec<(Method, String, String)> {
 }
 
 #[tokio::test]
-async fn no_endpoint_is_open_to_those_without_a_token_or_with_too_small_a_scope() {
+async fn endpoints_refuse_requests_without_a_token_or_with_too_small_a_scope() {
     let ground = Ground::embedded();
     let config = config(&ground, "anonymous = \"none\"");
     let (read, operate) = (token(&config, "r", "read").await, token(&config, "o", "operate").await);
@@ -99,7 +99,7 @@ async fn no_endpoint_is_open_to_those_without_a_token_or_with_too_small_a_scope(
 // ---- From where ----
 
 #[tokio::test]
-async fn a_name_that_is_made_to_lead_here_gets_nothing() {
+async fn a_rebound_host_name_gets_nothing() {
     let ground = Ground::embedded();
     let config = config(&ground, "hosts = [\"Ops.example.org\"]");
     let served = Served::start(&config).await;
@@ -128,7 +128,7 @@ async fn a_name_that_is_made_to_lead_here_gets_nothing() {
 }
 
 #[tokio::test]
-async fn no_page_of_another_site_changes_anything_even_where_everybody_may() {
+async fn pages_of_other_sites_change_nothing_even_if_no_token_is_needed() {
     let ground = Ground::embedded();
     let served = Served::start(&config(&ground, "anonymous = \"admin\"")).await;
     let origin = served.base.clone();
@@ -177,7 +177,7 @@ async fn no_page_of_another_site_changes_anything_even_where_everybody_may() {
 }
 
 #[tokio::test]
-async fn what_comes_through_a_proxy_is_not_taken_for_somebody_of_this_machine() {
+async fn a_client_behind_a_proxy_is_not_taken_for_a_user_of_this_machine() {
     let ground = Ground::embedded();
     let served = Served::start(&config(&ground, "anonymous = \"admin\"")).await;
     let known = [
@@ -274,7 +274,7 @@ async fn tokens_live_from_their_creation_to_their_end() {
 }
 
 #[tokio::test]
-async fn tokens_are_managed_by_whoever_may() {
+async fn tokens_are_managed_with_the_scope_admin_only() {
     let ground = Ground::embedded();
     let config = config(&ground, "anonymous = \"none\"");
     let served = Served::start(&config).await.with_token(&token(&config, "root", "admin").await);
@@ -310,7 +310,7 @@ async fn tokens_are_managed_by_whoever_may() {
 }
 
 #[tokio::test]
-async fn tokens_that_are_worth_nothing_are_refused_and_soon_not_looked_at() {
+async fn invalid_tokens_are_refused_and_soon_not_checked() {
     let ground = Ground::embedded();
     // A client with a bad token is refused, though clients without a token are admins.
     let config = config(&ground, "anonymous = \"admin\"");
@@ -362,7 +362,7 @@ async fn tokens_that_are_worth_nothing_are_refused_and_soon_not_looked_at() {
 }
 
 #[tokio::test]
-async fn nobody_listens_to_the_world_without_tokens_and_tls() {
+async fn the_server_refuses_other_machines_without_tokens_and_tls() {
     let ground = Ground::embedded();
     let serve = async |api: &str, listen: &str, words: &[&str]| {
         refused("serve", &config(&ground, api), &["--listen", listen], words).await;
@@ -479,7 +479,7 @@ async fn bodies_that_are_too_large_are_not_read() {
 }
 
 #[tokio::test]
-async fn who_is_slow_is_cut_off() {
+async fn slow_clients_are_disconnected() {
     let ground = Ground::embedded();
     let served = Served::start(&config(&ground, "anonymous = \"admin\"\npatience = \"300ms\"")).await;
     // Says nothing, or never comes to the end of the headers.
@@ -577,7 +577,7 @@ async fn every_answer_keeps_browsers_from_doing_harm_with_it() {
 }
 
 #[tokio::test]
-async fn there_is_no_way_to_other_files() {
+async fn requests_reach_no_other_files() {
     let ground = Ground::embedded();
     let served = Served::start(&config(&ground, "")).await;
     for path in [
@@ -603,7 +603,7 @@ async fn there_is_no_way_to_other_files() {
 }
 
 #[tokio::test]
-async fn nonsense_is_said_to_be_nonsense() {
+async fn nonsense_is_refused_with_words() {
     let ground = Ground::embedded();
     let served = Served::start(&config(&ground, "anonymous = \"operate\"")).await;
     let publish = async |body: &str| served.ask(Method::POST, "/api/v1/jobs", &[JSON], Some(body.into())).await;
@@ -740,7 +740,7 @@ async fn the_same_request_at_the_same_time_is_done_once() {
 }
 
 #[tokio::test]
-async fn what_is_done_goes_on_without_the_client_and_a_secret_is_told_once() {
+async fn a_change_goes_on_without_its_client_and_a_secret_is_answered_once() {
     let ground = Ground::embedded();
     let served = Served::start(&config(&ground, "anonymous = \"admin\"")).await;
     let wish = json!({ "name": "ci", "scope": "read" }).to_string();

@@ -120,7 +120,7 @@ async fn on_demand_goes_before_tracked_before_competitors_before_the_backlog_and
 
 /// E9, where the upper classes have little to do: each is served before all of the lower ones that wait.
 #[tokio::test(start_paused = true)]
-async fn what_comes_in_goes_before_all_that_waits_in_lower_classes() {
+async fn a_new_job_goes_before_all_that_wait_in_lower_classes() {
     let mut world = example();
     all_take(&mut world, Duration::from_secs(2));
     enroll(&world, "backlog", "ios", 1_000).await;

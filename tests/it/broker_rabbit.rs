@@ -107,7 +107,7 @@ async fn wrong(broker: &RabbitBroker, topology: &Topology, vhost: &Vhost, expect
 // ---- Publishing ----
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_published_is_consumed_once_and_acknowledged() {
+async fn a_published_message_is_consumed_once_and_acknowledged() {
     let vhost = Vhost::new().await;
     let broker = vhost.connect(PREFIX).await;
     broker.apply(&topology(&["work"], &[])).await.unwrap();
@@ -287,7 +287,7 @@ async fn a_message_for_an_absent_queue_is_kept_as_unrouted() {
 // ---- Consuming ----
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_done_with_comes_again() {
+async fn an_unsettled_message_is_redelivered() {
     let vhost = Vhost::new().await;
     let broker = vhost.connect(PREFIX).await;
     broker.apply(&topology(&["work"], &[])).await.unwrap();

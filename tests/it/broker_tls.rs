@@ -133,7 +133,7 @@ fn logged(worker: &Observed, words: &[&str]) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificates_let_in_are_refused_with_words_and_are_renewed_while_a_worker_works() {
+async fn certificates_are_accepted_or_refused_with_words_and_are_renewed_while_a_worker_runs() {
     let stage = Stage::new().await;
     let external = format!("{}?auth_mechanism=external", stage.url("worker"));
     let https = format!(
@@ -239,7 +239,7 @@ async fn certificates_let_in_are_refused_with_words_and_are_renewed_while_a_work
 
 /// What a client offers is in its first words: the versions of TLS, newest first.
 #[tokio::test]
-async fn nothing_older_than_tls_1_2_is_offered() {
+async fn the_oldest_tls_that_is_offered_is_1_2() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let folder = tempfile::tempdir().unwrap();
     let authority = Authority::new("the tests' authority");

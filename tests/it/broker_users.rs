@@ -32,7 +32,7 @@ const PASSWORDS: [(&str, &str); 5] = [
     ("operator", "o;|`'x"),
 ];
 
-/// The tests' own configuration: whoever it is for declares nothing.
+/// The tests' own configuration, whose worker declares nothing.
 fn config(folder: &Path, broker: &str, management: &str) -> PathBuf {
     let (path, ran) = (folder.join("roundelay.toml"), folder.join("ran"));
     let text = format!(
@@ -711,7 +711,7 @@ async fn the_compose_file_s_users_are_there_when_its_broker_boots_and_are_enough
 
 /// rabbitmq/ as a node has it when it boots: the configuration, TLS and all, and the definitions.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_folder_rabbitmq_holds_makes_a_broker_ready() {
+async fn the_files_of_the_folder_rabbitmq_make_a_broker_ready() {
     let folder = tempfile::tempdir().unwrap();
     let node = Node::start(folder.path(), &[]).await;
     let project = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -736,7 +736,7 @@ async fn what_the_folder_rabbitmq_holds_makes_a_broker_ready() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_declare_says_exactly_what_is_missing() {
+async fn a_worker_that_does_not_declare_names_exactly_what_is_missing() {
     let ground = Ground::rabbit().await;
     let vhost = ground.vhost.as_ref().unwrap();
     let config =

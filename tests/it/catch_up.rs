@@ -46,7 +46,7 @@ async fn a_purged_rung_costs_a_delay_and_no_chain() {
 }
 
 #[tokio::test]
-async fn what_waits_its_turn_is_not_sent_again() {
+async fn a_message_that_waits_in_its_queue_is_not_sent_again() {
     for ground in [Ground::embedded(), Ground::rabbit().await] {
         let mut engine = Watched::start(&ground, CONFIG).await;
         for n in 0..30 {
@@ -119,7 +119,7 @@ fn sleepy() -> String {
     CONFIG.replace("every = \"3s\"", "every = \"1h\"")
 }
 
-/// A chain whose first message is lost before anybody sent it.
+/// A chain whose first message was never sent.
 fn unsent(key: &str, queue: &str, now: Time) -> NewChain {
     let (kind, key, queue) = ("sync".into(), key.into(), queue.into());
     NewChain {

@@ -1,4 +1,4 @@
-//! The parts of the chaos test that can be wrong without anybody noticing: the judge that finds
+//! The parts of the chaos test that can be wrong without a visible sign: the judge that finds
 //! nothing, the network that breaks nothing, the plan that leaves something out.
 
 #[path = "../chaos/faults.rs"]
@@ -403,7 +403,7 @@ async fn a_hole_swallows_one_direction_and_gives_back_what_it_held() {
 }
 
 #[tokio::test]
-async fn who_leaves_through_a_hole_is_seen_and_what_it_sent_is_gone() {
+async fn a_client_that_disconnects_through_a_hole_is_seen_and_its_data_is_lost() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (seen, mut told) = tokio::sync::mpsc::unbounded_channel();
     let witness = std::sync::Arc::new(move |peer| seen.send(peer).unwrap());

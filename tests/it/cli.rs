@@ -448,7 +448,7 @@ async fn a_chain_that_sleeps_for_longer_than_its_schedule_can_explain_is_overdue
     }
 }
 
-/// Writes into the ledger, past all workers, that every chain but the engine's own is due so much later.
+/// Writes into the ledger, past all workers, that every chain but the engine's own is due `millis` later.
 pub async fn put_off(ground: &Ground, millis: i64) {
     let sql = format!("UPDATE chains SET due = due + {millis} WHERE kind NOT LIKE 'roundelay.%'");
     match &ground.schema {

@@ -96,17 +96,17 @@ async fn receive(State(receiver): State<Receiver>, Part(nth): Part<usize>, heade
 }
 
 #[tokio::test]
-async fn what_workers_die_over_is_set_aside_and_all_else_goes_on_embedded() {
+async fn jobs_that_workers_die_over_are_quarantined_and_others_go_on_embedded() {
     die(Ground::embedded(), 1).await;
 }
 
 #[tokio::test]
-async fn what_workers_die_over_is_set_aside_and_all_else_goes_on_rabbitmq() {
+async fn jobs_that_workers_die_over_are_quarantined_and_others_go_on_rabbitmq() {
     die(Ground::rabbit().await, 2).await;
 }
 
 #[tokio::test]
-async fn what_workers_die_over_is_set_aside_and_all_else_goes_on_postgres() {
+async fn jobs_that_workers_die_over_are_quarantined_and_others_go_on_postgres() {
     die(Ground::rabbit_and_postgres().await, 2).await;
 }
 

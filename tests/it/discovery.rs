@@ -33,7 +33,7 @@ timeout = "5m"
 spawn = { most = 4, depth = 2 }
 "#;
 
-on_all!(what_a_run_discovers_becomes_chains);
+on_all!(entities_that_a_run_discovers_become_chains);
 on_all!(generations_and_numbers_are_bounded);
 
 fn app(key: &str) -> Discovered {
@@ -63,7 +63,7 @@ async fn parts(engine: &Watched, kind: &str, key: &str) -> BTreeMap<String, Stri
 mod run {
     use super::*;
 
-    pub async fn what_a_run_discovers_becomes_chains(ground: Ground) {
+    pub async fn entities_that_a_run_discovers_become_chains(ground: Ground) {
         let mut engine = Watched::start(&ground, CONFIG).await;
         engine.enroll("charts", "work").await;
         let found = || {

@@ -14,7 +14,7 @@ use crate::commands::{ok, run, told};
 use crate::harness::{Ground, SOON, Vhost, api, on_all, until};
 
 on_all!(a_healthy_ground_passes);
-on_all!(whoever_looks_changes_nothing);
+on_all!(the_doctor_changes_nothing);
 on_all!(a_ledger_of_a_newer_program_is_found);
 
 /// A queue, a kind, and time enough on a busy machine.
@@ -191,7 +191,7 @@ mod run {
         worker.kill().await.unwrap();
     }
 
-    pub async fn whoever_looks_changes_nothing(ground: Ground) {
+    pub async fn the_doctor_changes_nothing(ground: Ground) {
         let config = ground.config_file(WORK);
         enroll(&ground, &config).await;
         let file = || Connection::open(ground.path("ledger.db")).unwrap();
@@ -264,7 +264,7 @@ async fn a_topology_that_is_missing_and_a_policy_that_harms_are_found() {
 }
 
 #[tokio::test]
-async fn who_is_not_let_in_or_may_not_do_enough_is_told_so_and_no_password_is_shown() {
+async fn a_refused_login_and_missing_permissions_are_found_and_no_password_is_shown() {
     let ground = Ground::rabbit().await;
     let vhost = ground.vhost.as_ref().unwrap();
     enroll(&ground, &ground.config_file(WORK)).await;
@@ -312,7 +312,7 @@ async fn who_is_not_let_in_or_may_not_do_enough_is_told_so_and_no_password_is_sh
 }
 
 #[tokio::test]
-async fn what_does_not_answer_is_told_and_the_rest_is_looked_at_all_the_same() {
+async fn a_part_that_does_not_answer_is_unknown_and_the_others_are_checked() {
     let ground = Ground::rabbit().await;
     let vhost = ground.vhost.as_ref().unwrap();
     enroll(&ground, &ground.config_file(WORK)).await;
@@ -415,7 +415,7 @@ async fn a_worker_that_was_killed_a_low_limit_of_files_and_a_kind_that_is_gone_a
 }
 
 #[tokio::test]
-async fn a_configuration_that_is_wrong_is_told_and_nothing_else_is_guessed() {
+async fn a_wrong_configuration_is_found_and_nothing_else_is_guessed() {
     let ground = Ground::embedded();
     let config = ground.config_file("[queues.work]\nconcurrency = 0\n");
     let report = doctor(&config).await;

@@ -40,13 +40,13 @@ every = "12h"
 queue = "work"
 "#;
 
-on_all!(nobody_reads_what_lies_there_and_handlers_do);
-on_all!(what_has_no_key_waits_and_loses_no_attempt);
+on_all!(stored_payloads_are_sealed_and_handlers_read_them);
+on_all!(a_payload_without_its_key_waits_and_loses_no_attempt);
 on_all!(keys_change_under_workers_that_run);
-on_all!(what_cannot_be_used_lies_sealed_and_is_sent_again);
-on_all!(what_only_looks_sealed_is_data);
+on_all!(unusable_messages_lie_sealed_and_are_sent_again);
+on_all!(a_payload_that_only_looks_sealed_is_data);
 on_all!(a_key_that_comes_later_is_read_on_sighup);
-on_all!(what_is_in_the_clear_is_refused_where_it_must_be_sealed);
+on_all!(plain_payloads_are_refused_where_they_must_be_sealed);
 
 fn key(byte: u8) -> String {
     STANDARD.encode([byte; 64])
@@ -181,7 +181,7 @@ fn got(job: &Job, name: &str, attempt: u32) {
 mod run {
     use super::*;
 
-    pub async fn nobody_reads_what_lies_there_and_handlers_do(ground: Ground) {
+    pub async fn stored_payloads_are_sealed_and_handlers_read_them(ground: Ground) {
         let mut engine = Watched::start(&ground, &text("k1", &[("k1", 1)])).await;
         assert_eq!(enroll(&engine, "robin-chain").await.created, 1);
         assert_eq!(enroll(&engine, "robin-chain").await.unchanged, 1, "the same text is the same");
@@ -207,7 +207,6 @@ mod run {
             carry: Some(payload("carry")),
             ..Yield::default()
         }));
-        // The interval is an hour, so the test has to ask for the next tick.
         publish(&engine, "robin-once", payload("robin-once"), None).await;
         let once = engine.next().await;
         got(&once.job, "robin-once", 1);
@@ -221,6 +220,7 @@ mod run {
         let body = json!({ "v": 1, "kind": "sync", "key": "robin-foreign", "payload": payload("x"), "due": due });
         foreign(&engine, body.to_string().into_bytes()).await;
         until("it was put off", || async { engine.telemetry.get(Count::Rearmed) >= 1 }).await;
+        // The interval is an hour, so the test brings the next tick forward and sends its message.
         engine.ledger().advance("sync".into(), "robin-chain".into(), hour).await.unwrap();
         let hint = engine.ledger().chains("sync".into(), "robin-chain".into()).await.unwrap().remove(0).hint;
         foreign(&engine, hint.envelope(engine.ledger().id()).encode()).await;
@@ -243,7 +243,7 @@ mod run {
         lies_sealed(&ground).await;
     }
 
-    pub async fn what_has_no_key_waits_and_loses_no_attempt(ground: Ground) {
+    pub async fn a_payload_without_its_key_waits_and_loses_no_attempt(ground: Ground) {
         // By others, so that nothing runs before it should not.
         let config = ground.config_file(&text("k1", &[("k1", 1)]));
         let roster = ground.path("roster.ndjson");
@@ -399,7 +399,7 @@ mod run {
         assert_eq!(ledger.query_row(rows, [CANARY], |row| row.get::<_, i64>(0)).unwrap(), 0);
     }
 
-    pub async fn what_cannot_be_used_lies_sealed_and_is_sent_again(ground: Ground) {
+    pub async fn unusable_messages_lie_sealed_and_are_sent_again(ground: Ground) {
         let keys = [("k1", 1)];
         let engine = Watched::start(&ground, &text("k1", &keys)).await;
         let job = json!({ "v": 1, "kind": "late", "key": "robin", "id": "its-own", "payload": payload("robin") });
@@ -450,13 +450,13 @@ mod run {
         assert!(!has(&all, CANARY));
     }
 
-    pub async fn what_only_looks_sealed_is_data(ground: Ground) {
+    pub async fn a_payload_that_only_looks_sealed_is_data(ground: Ground) {
         let mut engine = Watched::start(&ground, &text("k1", &[("k1", 1)])).await;
         let alike = [
             json!("sealed:1:k1:AAAA"),
             json!({ "sealed": { "text": "sealed:1:k1:AAAA" } }),
             json!({ "$sealed": ["k1", "AAAA"] }),
-            // The largest that there can be is longer when it is sealed, and goes all the same, also when it is tried again.
+            // The largest payload is longer when it is sealed. It still fits, also when it is retried.
             json!("x".repeat(MAX_PAYLOAD - 2)),
         ];
         for (n, payload) in alike.iter().enumerate() {
@@ -481,7 +481,7 @@ mod run {
         engine.stop().await;
     }
 
-    pub async fn what_is_in_the_clear_is_refused_where_it_must_be_sealed(ground: Ground) {
+    pub async fn plain_payloads_are_refused_where_they_must_be_sealed(ground: Ground) {
         let before = Watched::start(&ground, &text("", &[])).await;
         for name in ["robin", "robin-again"] {
             enroll(&before, name).await;
@@ -490,7 +490,7 @@ mod run {
         let keys = [("k1", 1)];
         let mut engine = Watched::start(&ground, &text("require", &keys)).await;
         let config = ground.config_file(&text("require", &keys));
-        // What lies plain in the ledger might be anybody's: it waits.
+        // A plain payload in the ledger might come from any client, so it waits.
         let why = async |name: &str| told("show", &config, &["sync", name]).await["chain"]["why"].to_string();
         until("both are put off", || async {
             let both = [why("robin").await, why("robin-again").await];
@@ -503,7 +503,7 @@ mod run {
         let doctor = run("doctor", &config, &["--json"]).await.json();
         let found = doctor["findings"].as_array().unwrap().iter().find(|it| it["what"] == "encryption").unwrap();
         assert!(found["result"] == "bad" && found["fix"].to_string().contains("--reseal"), "{found}");
-        // What others publish in the clear is set aside, whole; what says nothing says nothing wrong.
+        // A job with a plain payload from another program is quarantined, whole; a job without a payload is accepted.
         for name in ["job-1", "job-2"] {
             let job = json!({ "v": 1, "kind": "sync", "key": name, "id": name, "payload": payload(name) });
             foreign(&engine, job.to_string().into_bytes()).await;

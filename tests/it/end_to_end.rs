@@ -41,7 +41,7 @@ on_all!(a_message_with_another_chains_epoch_runs_nothing);
 on_all!(an_engine_that_is_dropped_stops);
 
 #[tokio::test]
-async fn handlers_and_queues_that_the_configuration_does_not_have_are_told() {
+async fn handlers_and_queues_that_the_configuration_lacks_are_reported() {
     let ground = Ground::embedded();
     let engine = || {
         let sync = |_: roundelay::Job, _: roundelay::Context| async { Outcome::Done };

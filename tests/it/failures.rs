@@ -146,7 +146,7 @@ async fn an_operator_may_have_permanent_parts_tried_once_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_comes_twice_or_outlives_a_worker_is_tried_by_one_run_at_a_time() {
+async fn a_part_whose_job_comes_twice_or_outlives_a_worker_is_retried_by_one_run_at_a_time() {
     let mut world = World::new(&format!("worker.grace = \"1s\"\n{STORE}"), MONDAY);
     world.script("sync", |job| match country(job) {
         None => (s(1), failed(&[("jp", "busy")])),

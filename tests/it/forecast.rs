@@ -82,7 +82,7 @@ async fn calendars_and_fixed_rates_count_exactly_and_what_is_left_out_has_its_re
         model.duration = "45s"
         "#,
     );
-    // 2026-03-29 has 23 hours in Berlin, and no 02:30; it runs right after the gap all the same.
+    // 2026-03-29 has 23 hours in Berlin, and no 02:30; the run comes right after the gap.
     let day = ["--for", "24h", "--spread", "0s", "--json", "--from"];
     for date in ["2026-03-29", "2026-10-25"] {
         let report = simulate(&config, &[&day[..], &[date]].concat()).await.json();
@@ -142,7 +142,7 @@ async fn the_same_seed_prints_the_same_and_the_dice_fall_as_the_model_says() {
 }
 
 #[tokio::test]
-async fn what_cannot_keep_up_is_said_before_and_seen_after() {
+async fn a_throttle_that_cannot_keep_up_is_forecast_before_and_seen_after() {
     let ground = Ground::embedded();
     let config = ground.config_file(
         r#"
@@ -211,7 +211,7 @@ async fn chains_come_from_a_roster_and_outlive_workers_and_broker() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_simulated_is_refused_with_words() {
+async fn an_impossible_simulation_is_refused_with_words() {
     let ground = Ground::embedded();
     let config = ground.config_file(EXACT);
     let config = config.to_str().unwrap();

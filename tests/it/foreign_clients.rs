@@ -161,7 +161,7 @@ fn free_port() -> u16 {
 
 /// Each example handles what it has published, with and without a delay, once for each id.
 #[tokio::test]
-async fn what_is_published_is_handled_in_the_same_language() {
+async fn a_published_job_is_handled_in_the_same_language() {
     for client in CLIENTS {
         let (ground, port) = (Ground::rabbit().await, free_port());
         let config = ground.config_file(&format!("{CONFIG}handler.http.url = \"http://127.0.0.1:{port}/\"\n"));
@@ -224,9 +224,9 @@ fn signed(secret: &str, id: &str, ago: i64, body: &str) -> HeaderMap {
     headers.into_iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
 }
 
-/// A handler that knows the secret does what the worker has signed, and nothing that anybody else sends.
+/// A handler that knows the secret does what the worker has signed, and refuses all other calls.
 #[tokio::test]
-async fn handlers_refuse_what_is_not_signed() {
+async fn handlers_refuse_calls_without_a_signature() {
     let _ = rustls::crypto::ring::default_provider().install_default();
     for client in CLIENTS {
         let (ground, port) = (Ground::rabbit().await, free_port());
@@ -321,7 +321,7 @@ async fn handlers_refuse_what_is_not_signed() {
 }
 
 #[tokio::test]
-async fn what_is_published_to_jobs_runs_at_once() {
+async fn a_message_to_the_exchange_of_jobs_runs_at_once() {
     let ground = Ground::rabbit().await;
     let mut engine = Watched::start(&ground, CONFIG).await;
     for client in CLIENTS {
@@ -366,7 +366,7 @@ async fn chains_begin_and_end_by_messages() {
 }
 
 #[tokio::test]
-async fn what_is_published_to_a_rung_runs_no_sooner() {
+async fn a_message_to_a_rung_runs_when_its_delay_is_over() {
     let ground = Ground::rabbit().await;
     let mut engine = Watched::start(&ground, CONFIG).await;
     for client in CLIENTS {
@@ -382,7 +382,7 @@ async fn what_is_published_to_a_rung_runs_no_sooner() {
 }
 
 #[tokio::test]
-async fn what_the_broker_does_not_take_fails_loudly() {
+async fn a_message_that_the_broker_refuses_fails_loudly() {
     let ground = Ground::rabbit().await;
     let mut engine = Watched::start(&ground, CONFIG).await;
     let vhost = ground.vhost.as_ref().unwrap();

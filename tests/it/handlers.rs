@@ -431,7 +431,7 @@ mod http_handler {
     }
 
     #[tokio::test]
-    async fn what_is_no_answer_is_retried() {
+    async fn an_unusable_answer_is_retried() {
         let closed = {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             listener.local_addr().unwrap()
@@ -643,7 +643,7 @@ mod exec_handler {
     }
 
     #[tokio::test]
-    async fn what_a_program_leaves_in_its_group_is_killed_when_it_ends() {
+    async fn processes_left_in_a_programs_group_are_killed_when_it_ends() {
         let folder = tempfile::tempdir().unwrap();
         let fifo = fifo(&folder);
         let handler = script(r#"sleep 1000 & echo $$ $! > "$1"; exit 0"#, &fifo);
@@ -653,7 +653,7 @@ mod exec_handler {
     }
 
     #[tokio::test]
-    async fn what_leaves_the_group_does_not_hold_up_the_outcome() {
+    async fn a_process_that_left_the_group_does_not_delay_the_outcome() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
         // The escaped one says when it has left, then keeps the output open.
@@ -667,7 +667,7 @@ mod exec_handler {
     }
 
     #[tokio::test]
-    async fn many_at_once_are_all_told_apart() {
+    async fn many_programs_at_once_are_told_apart() {
         let handler = script("exit $(($ROUNDELAY_ATTEMPT))", Path::new("/dev/null"));
         let runs = (1..=40).map(|attempt| run(&handler, Job { attempt, ..job("k", Value::Null) }));
         let outcomes = future::join_all(runs).await;
@@ -713,7 +713,7 @@ mod upstream {
     }
 
     #[tokio::test]
-    async fn it_plays_a_registry_and_judges_its_callers() {
+    async fn the_upstream_plays_a_registry_and_judges_its_callers() {
         const PACKAGES: usize = 1_500;
         let settings = UpstreamSettings { broken: 0.02, missing: 0.01, ..settings(1_000_000, PACKAGES) };
         let (upstream, handler, stop) = start(settings).await;
@@ -779,7 +779,7 @@ mod upstream {
     }
 
     #[tokio::test]
-    async fn beyond_its_rate_it_says_when_to_come_back() {
+    async fn an_upstream_beyond_its_rate_says_when_to_come_back() {
         let (upstream, handler, _stop) = start(UpstreamSettings { broken: 0.0, missing: 0.0, ..settings(5, 50) }).await;
         let outcomes = future::join_all((0..50).map(|n| run(&handler, package(n, 1)))).await;
         let snooze = Outcome::Snooze { reason: "HTTP 429 Too Many Requests".into(), wait: Duration::from_secs(1) };
@@ -792,7 +792,7 @@ mod upstream {
     }
 
     #[tokio::test]
-    async fn what_is_no_job_is_rejected_and_counted() {
+    async fn a_call_that_is_no_job_is_rejected_and_counted() {
         let (upstream, handler, _stop) = start(settings(1_000, 1)).await;
         let elsewhere = Job { payload: json!({"platform": "maven"}), ..package(0, 1) };
         assert_eq!(reason(run(&handler, elsewhere).await).0, "fail");

@@ -67,7 +67,7 @@ mod run {
         until("the chain goes on", async || tick().await > now + 2).await;
     }
 
-    pub async fn without_an_archive_they_are_deleted(ground: Ground) {
+    pub async fn old_records_are_deleted_without_an_archive(ground: Ground) {
         let text = config(&ground, "ledger.history = \"1s\"\n");
         let _worker = worker(&ground.config_file(&text));
         let ledger = Connections::ledger(&ground.config(&text)).await.unwrap();
@@ -81,4 +81,4 @@ mod run {
 }
 
 crate::harness::on_all!(old_records_move_to_the_archive_and_end_there);
-crate::harness::on_all!(without_an_archive_they_are_deleted);
+crate::harness::on_all!(old_records_are_deleted_without_an_archive);

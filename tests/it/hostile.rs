@@ -1,5 +1,4 @@
-//! Messages that the AMQP library cannot read, and that a broker hands on all the same: nothing that arrives may stop a
-//! queue.
+//! Messages that the AMQP library cannot read, and that a broker still delivers: no message may stop a queue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

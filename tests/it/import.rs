@@ -150,7 +150,7 @@ async fn the_line_that_dumps_a_beat_schedule_does_what_the_guide_says() {
 }
 
 #[tokio::test]
-async fn what_django_celery_beat_dumps_is_read() {
+async fn dumps_of_django_celery_beat_are_read() {
     let ground = Ground::embedded();
     let (config, said) = import(&ground, "celery", "django.json", &[]).await;
     let found: Vec<String> = chains(&config).iter().map(|(key, schedule)| format!("{key}: {schedule}")).collect();
@@ -205,7 +205,7 @@ async fn a_worker_runs_what_a_crontab_said() {
 }
 
 #[tokio::test]
-async fn when_nothing_can_be_carried_over_it_says_so_and_writes_nothing() {
+async fn an_import_that_can_carry_nothing_over_says_so_and_writes_nothing() {
     let ground = Ground::embedded();
     let (source, config) = (ground.path("crontab"), ground.path("roundelay.toml"));
     std::fs::write(&source, "@reboot true\nnonsense\n").unwrap();

@@ -115,7 +115,7 @@ async fn ten_workers_may_start_at_once_on_an_empty_database() {
 /// Claims, finishes, notes, looks and enrollments of two workers on the same chains, all
 /// at once: nothing is granted twice and nothing fails.
 #[tokio::test(flavor = "multi_thread")]
-async fn two_workers_in_each_others_way_grant_every_tick_once() {
+async fn two_concurrent_workers_grant_every_tick_once() {
     const CHAINS: usize = 200;
     const TICKS: i64 = 5;
     let schema = Schema::new().await;
@@ -702,7 +702,7 @@ fn slot_of(key: usize) -> SlotRequest {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_waits_for_slots_of_a_slow_ledger_waits_for_few_transactions() {
+async fn jobs_that_wait_for_slots_of_a_slow_ledger_wait_for_few_transactions() {
     const KEYS: usize = 200;
     const TIMES: usize = 3;
     let schema = Schema::new().await;
@@ -734,7 +734,7 @@ async fn the_server_compiles_no_statements_to_hand_out_slots() {
 /// What a worker asks all the time, and screens page by page, goes by indexes: the server has counted no row that it
 /// read by going through a table from end to end.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_asked_all_the_time_reads_no_table_from_end_to_end() {
+async fn frequent_queries_read_no_table_from_end_to_end() {
     type Asked<'a> = Box<dyn Fn(Arc<PostgresLedger>) -> BoxFuture<'a, ()> + 'a>;
     const CHAINS: usize = 20_000;
     let schema = Schema::new().await;
@@ -866,7 +866,7 @@ async fn what_is_asked_all_the_time_reads_no_table_from_end_to_end() {
 
 /// The address leads to this machine, and is none of loopback's.
 #[tokio::test]
-async fn beyond_this_machine_a_server_must_show_who_it_is_unless_the_url_says_otherwise() {
+async fn a_server_on_another_machine_must_prove_its_identity_unless_the_url_says_otherwise() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("postgres://u:canary@0.0.0.0:{}/d", listener.local_addr().unwrap().port());
     // Who stands in the way says that there is no TLS, and listens.

@@ -61,7 +61,7 @@ async fn last(config: &Path, kind: &str) -> Value {
 }
 
 #[tokio::test]
-async fn strangers_with_slow_connections_hold_up_neither_probes_nor_jobs() {
+async fn slow_connections_of_strangers_delay_neither_probes_nor_jobs() {
     let ground = Ground::embedded();
     let (url, calls) = service().await;
     let config = ground.config_file(&format!(
@@ -108,7 +108,7 @@ async fn a_body_that_never_comes_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_made_to_lead_to_a_worker_reads_nothing() {
+async fn a_rebound_host_name_reads_nothing_of_a_worker() {
     let ground = Ground::embedded();
     let config = ground.config_file(
         "[worker]\nhosts = [\"Worker.example.org\"]\ncallback = \"http://worker-1.internal:9464/x\"\n[queues.work]\n",
@@ -147,7 +147,7 @@ async fn a_name_that_is_made_to_lead_to_a_worker_reads_nothing() {
 
 /// By a POST, one to a name that has to be looked up, and by a program: none can be without a new file.
 #[tokio::test]
-async fn who_has_no_more_files_puts_runs_off_and_charges_no_attempt() {
+async fn a_worker_without_free_files_defers_runs_and_charges_no_attempt() {
     let ground = Ground::embedded();
     let (url, calls) = service().await;
     let ran = ground.path("ran");

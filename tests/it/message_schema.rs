@@ -324,7 +324,7 @@ fn nearly() -> impl Strategy<Value = Value> {
 }
 
 #[test]
-fn whatever_the_engine_writes_is_valid_and_reads_back() {
+fn messages_of_the_engine_are_valid_and_read_back() {
     let schema = schema();
     proptest!(|(envelope in message())| {
         let bytes = envelope.encode();
@@ -335,7 +335,7 @@ fn whatever_the_engine_writes_is_valid_and_reads_back() {
 }
 
 #[test]
-fn schema_and_reader_agree_about_what_is_nearly_right() {
+fn schema_and_reader_agree_about_nearly_right_messages() {
     let schema = schema();
     proptest!(ProptestConfig::with_cases(2_000), |(body in nearly())| {
         verdict(&schema, &body);

@@ -319,7 +319,7 @@ fn deaths(entries: usize, count: i64) -> BasicProperties {
 }
 
 #[tokio::test]
-async fn forged_deaths_are_set_aside_and_huge_headers_harm_nobody() {
+async fn forged_deaths_are_quarantined_and_huge_headers_do_no_harm() {
     let ground = Ground::rabbit().await;
     let mut engine = Watched::start(&ground, CONFIG).await;
     let vhost = ground.vhost.as_ref().unwrap();
@@ -357,7 +357,7 @@ async fn forged_deaths_are_set_aside_and_huge_headers_harm_nobody() {
 }
 
 #[tokio::test]
-async fn what_was_set_aside_runs_when_it_is_moved_back() {
+async fn a_quarantined_message_runs_when_it_is_moved_back() {
     let ground = Ground::rabbit().await;
     let vhost = ground.vhost.as_ref().unwrap();
     let raw = vhost.raw().await;

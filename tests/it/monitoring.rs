@@ -286,7 +286,7 @@ handler.exec.argv = ["/bin/false"]
 }
 
 #[tokio::test]
-async fn a_chain_that_nobody_works_on_shows_within_a_minute() {
+async fn a_chain_that_no_worker_runs_shows_within_a_minute() {
     let ground = Ground::embedded();
     let config = ground.config_file(
         r#"
@@ -490,7 +490,7 @@ impl Probe for Ends {
 const LASTING: usize = 12;
 
 #[tokio::test]
-async fn whichever_of_the_tasks_that_last_ends_so_does_the_worker_and_says_which() {
+async fn the_worker_ends_with_any_of_its_lasting_tasks_and_names_it() {
     let text = r#"
 worker.listen = "127.0.0.1:0"
 api.listen = "127.0.0.1:0"

@@ -275,7 +275,7 @@ mod run {
         }
     }
 
-    pub async fn what_runs_while_the_schedule_changes_follows_when_it_has_ended(ground: Ground) {
+    pub async fn a_running_chain_follows_a_new_schedule_when_its_run_has_ended(ground: Ground) {
         let go = ground.path("go");
         let script = format!("{}; while [ ! -e '{}' ]; do sleep 0.05; done", notes(&ground), go.display());
         let text = |schedule: &str| config(&ground, schedule, &script);
@@ -336,6 +336,6 @@ on_all!(chains_are_listed_and_steered_by_owner_and_pattern);
 on_all!(a_tick_is_brought_forward_and_the_rotation_stays_one);
 on_all!(a_schedule_of_its_own_holds_at_once);
 on_all!(a_configuration_is_read_again_on_sighup);
-on_all!(what_runs_while_the_schedule_changes_follows_when_it_has_ended);
+on_all!(a_running_chain_follows_a_new_schedule_when_its_run_has_ended);
 on_all!(a_chain_shows_how_its_runs_ended_and_what_is_kept);
 on_all!(a_retired_owners_jobs_do_not_start);

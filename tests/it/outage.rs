@@ -281,7 +281,7 @@ fn check(last: &mut BTreeMap<String, i64>, key: &str, tick: i64) {
 /// What a worker holds and has not begun comes again on the new connection. It must not run a
 /// second time from the old one.
 #[tokio::test]
-async fn what_waits_in_a_worker_when_its_connection_dies_runs_once() {
+async fn a_job_that_waits_in_a_worker_when_its_connection_dies_runs_once() {
     let ground = Ground::rabbit().await;
     let config = "[queues.work]\nconcurrency = 1\nprefetch = 6\n[kinds.sync]\nqueue = \"work\"\n";
     let mut engine = Watched::start(&ground, config).await;

@@ -368,7 +368,7 @@ async fn programs_run_within_their_limits_and_only_those_on_the_list() {
     let tell = script(&ground, "bin/tell", &tells);
     let outside = script(&ground, "outside", "exit 0");
     std::os::unix::fs::symlink(&outside, folder.join("escape")).unwrap();
-    // A shell that holds so much text, or counts for ever.
+    // Shells that use more memory, or more CPU time, than their limits allow.
     let greedy = script(&ground, "bin/greedy", "x=$(head -c 300000000 /dev/zero | tr '\\0' x); echo ${#x}; exit 65");
     let busy = script(&ground, "bin/busy", "while :; do :; done");
     let kind = |name: &str, program: &Path, limits: &str| {
@@ -428,7 +428,7 @@ async fn programs_run_within_their_limits_and_only_those_on_the_list() {
 }
 
 #[tokio::test]
-async fn check_says_what_is_wrong_with_these_settings() {
+async fn check_reports_wrong_outward_settings() {
     let ground = Ground::embedded();
     let table = [
         ("sign = \"secret\"", "kinds.k.handler.http.sign: secret 1 is not `whsec_`"),

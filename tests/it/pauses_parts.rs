@@ -1,4 +1,4 @@
-//! The parts of the test of pauses that can be wrong without anybody noticing: the judge that measures nothing and finds
+//! The parts of the test of pauses that can be wrong without a visible sign: the judge that measures nothing and finds
 //! nothing, and the order of the faults.
 
 #[path = "../pauses/verdict.rs"]
@@ -196,7 +196,7 @@ fn ticks_that_are_left_out_or_come_twice_are_found() {
 }
 
 #[test]
-fn what_a_worker_had_begun_must_end_before_others_take_it_or_when_it_wakes() {
+fn a_workers_run_must_end_before_others_take_it_over_or_when_the_worker_wakes() {
     let case = |fault: &str, end: i64, other: i64| {
         let mut story = Story::default();
         story.call(1, 1, "w2-1", 1_000, Some((end, false)), "lost").done(1, 1, other);
@@ -212,7 +212,7 @@ fn what_a_worker_had_begun_must_end_before_others_take_it_or_when_it_wakes() {
 }
 
 #[test]
-fn who_leaves_over_a_link_that_carries_nothing_has_ended_its_call() {
+fn a_caller_that_disconnects_over_a_dead_link_has_ended_its_call() {
     let mut story = Story::default();
     story.call(1, 1, "w2-1", 1_000, Some((20_000, false)), "lost").at(7_400, Entry::Left { peer: 1 }).done(1, 1, 8_000);
     let verdict = story.fault("worker cut off", "w2-1", 2_000, 12_000).judged(30_000);

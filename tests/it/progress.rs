@@ -1,4 +1,4 @@
-//! Runs say how far they have come, and everybody can see it: by the real program, and its `show`.
+//! Runs report their progress, and operators can see it: by the real program, and its `show`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use crate::harness::{Ground, Watched, chain, on_all, roundelay, until, worker};
 
 on_all!(a_program_says_how_far_it_has_come);
-on_all!(who_is_called_says_how_far_it_has_come);
+on_all!(a_service_that_is_called_says_how_far_it_has_come);
 on_all!(a_rust_handler_says_how_far_it_has_come);
 on_all!(a_one_off_job_says_how_far_it_has_come);
 
@@ -103,7 +103,7 @@ mod run {
         assert!(words.contains(" ms, at finalize 1/1") && !words.contains("\n  running"), "{words}");
     }
 
-    pub async fn who_is_called_says_how_far_it_has_come(ground: Ground) {
+    pub async fn a_service_that_is_called_says_how_far_it_has_come(ground: Ground) {
         #[derive(Clone, Default)]
         struct Called {
             job: Arc<Mutex<Option<Value>>>,

@@ -36,12 +36,12 @@ handler.exec.argv = ["/bin/sh", "-c", 'echo "$ROUNDELAY_KEY $ROUNDELAY_ID" >> RU
 "#;
 
 #[tokio::test]
-async fn who_dies_between_sending_a_message_again_and_taking_it_away_has_its_job_run_once() {
+async fn a_crash_between_sending_a_message_again_and_removing_it_runs_its_job_once_sqlite() {
     die_between(Ground::rabbit().await).await;
 }
 
 #[tokio::test]
-async fn likewise_with_a_ledger_in_postgres() {
+async fn a_crash_between_sending_a_message_again_and_removing_it_runs_its_job_once_postgres() {
     die_between(Ground::rabbit_and_postgres().await).await;
 }
 
@@ -134,7 +134,7 @@ impl Probe for StandsStill {
 }
 
 #[tokio::test]
-async fn who_dies_between_setting_a_message_aside_and_acknowledging_it_leaves_one_job() {
+async fn a_crash_between_quarantining_a_message_and_acknowledging_it_leaves_one_job() {
     let ground = Ground::rabbit().await;
     // There is no [kinds.sync] yet.
     let before = ground.config("[queues.work]\n[kinds.other]\nqueue = \"work\"\nhandler.exec.argv = [\"/bin/true\"]\n");
@@ -199,7 +199,7 @@ async fn who_dies_between_setting_a_message_aside_and_acknowledging_it_leaves_on
 }
 
 #[tokio::test]
-async fn on_the_embedded_broker_what_is_set_aside_is_not_found_again_by_the_next_start() {
+async fn a_quarantined_message_of_the_embedded_broker_is_not_found_again_by_the_next_start() {
     let ground = Ground::embedded();
     let text = "[queues.work]\n[kinds.sync]\nqueue = \"work\"\n";
     let config = ground.config(text);

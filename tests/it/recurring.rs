@@ -105,7 +105,7 @@ async fn misfires_are_skipped_coalesced_or_all_made_up_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_outage_has_held_up_is_spread_and_nothing_runs_twice() {
+async fn ticks_that_an_outage_delayed_are_spread_and_none_runs_twice() {
     let config = "[queues.q]\nconcurrency = 500\n[kinds.k]\nqueue = \"q\"\nevery = \"1m\"\njitter = \"15s\"\nmisfire_spread = \"1m\"\n";
     let mut world = World::new(config, MONDAY);
     let due = |n: u64| MONDAY + Duration::from_millis(n * 120);
@@ -132,7 +132,7 @@ async fn what_an_outage_has_held_up_is_spread_and_nothing_runs_twice() {
 /// The broker is away for half a minute. What is ten seconds late then, a sixtieth of the ten minutes, is
 /// put off and spread; what is less late starts at once.
 #[tokio::test(start_paused = true)]
-async fn only_what_is_later_than_a_sixtieth_of_the_spread_is_spread() {
+async fn ticks_later_than_a_sixtieth_of_the_spread_are_spread_and_no_others() {
     let config = "[queues.q]\nconcurrency = 100\n[kinds.k]\nqueue = \"q\"\nevery = \"1h\"\nmisfire_spread = \"10m\"\n";
     let mut world = World::new(config, MONDAY);
     let chains = (0..120).map(|n| chain("k", &n.to_string(), "q", MONDAY + s(45) + Duration::from_millis(n * 250)));
@@ -195,7 +195,7 @@ async fn a_run_says_when_the_next_is_due_and_hands_something_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_too_large_to_hand_on_is_told_and_the_last_stays() {
+async fn a_carry_that_is_too_large_is_reported_and_the_last_one_stays() {
     let settings = "every = \"1m\"";
     let mut world = one(settings, |n| {
         let carry = if n == 1 { json!("x".repeat(70_000)) } else { json!(n) };
@@ -211,7 +211,7 @@ async fn what_is_too_large_to_hand_on_is_told_and_the_last_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_comes_once_comes_once() {
+async fn a_chain_with_one_occurrence_ticks_once() {
     let mut world = World::new("[queues.q]\n[kinds.k]\nqueue = \"q\"\nat = \"2026-01-05T03:00:00Z\"\n", MONDAY);
     world.start().await;
     let mut enroller = Enroller::new(&world.config, world.connections.clone(), "k", None, true).unwrap();
@@ -334,7 +334,7 @@ async fn a_cycle_outlives_a_worker_that_stops_in_the_midst_of_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_of_what_cannot_run_is_told_and_the_rest_goes_on() {
+async fn a_batch_with_jobs_that_cannot_run_reports_them_and_the_rest_goes_on() {
     let mut world = World::new(BATCH, MONDAY);
     world.script("character", |_| {
         let job = |kind: &str, key: &str| NewJob { kind: kind.into(), key: key.into(), ..NewJob::default() };
@@ -381,7 +381,7 @@ fn of(owner: &str) -> ChainFilter {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_in_a_queue_goes_with_its_owner() {
+async fn jobs_that_wait_in_a_queue_go_with_their_owner() {
     let mut world = World::new(OWNED, MONDAY);
     world.script("k", |_| (s(5), Outcome::Done));
     let owned = NewChain { owner: Some("channel".into()), ..chain("k", "poll", "q", MONDAY) };
@@ -456,7 +456,7 @@ async fn jobs_inherit_their_owner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn there_is_one_unique_job_of_a_key_until_it_has_ended_or_started() {
+async fn a_unique_job_is_the_only_one_of_its_key_until_it_has_ended_or_started() {
     let table = [("finish", vec![0, 0, 40]), ("start", vec![0, 0, 10, 40]), ("window", vec![0, 0])];
     for (until, expected) in table {
         let config = OWNED.replace("concurrency = 1", "concurrency = 3") + &format!("unique_until = \"{until}\"\n");
@@ -621,7 +621,7 @@ async fn a_message_that_retires_a_chain_of_the_engine_is_quarantined() {
 /// Cycles spread out by themselves while the upstream is slow, and no burst follows when it is quick
 /// again: the next cycle is counted from the end of the one before.
 #[tokio::test(start_paused = true)]
-async fn under_load_cycles_spread_out_and_do_not_burst_afterwards() {
+async fn cycles_spread_out_under_load_and_do_not_burst_afterwards() {
     let config = "[queues.q]\nconcurrency = 20\n[kinds.k]\nqueue = \"q\"\nevery = \"5m\"\n";
     let mut world = World::new(config, MONDAY);
     let slow = Arc::new(std::sync::atomic::AtomicBool::new(false));

@@ -237,7 +237,7 @@ async fn two_rows_of_one_key_on_two_queues_are_told_with_both_lines() {
 }
 
 #[tokio::test]
-async fn a_roster_that_says_another_schedule_moves_who_sleeps_and_one_that_says_none_moves_nobody() {
+async fn a_roster_with_another_schedule_moves_sleeping_chains_and_one_without_a_schedule_moves_none() {
     let ground = Ground::embedded();
     let list = ground.path("them.csv");
     let silent = KIND.replace("1s", "1h");
@@ -433,7 +433,7 @@ fn peak_to_mean(due: &[Duration], window: Duration, bins: usize) -> f64 {
 /// The old rule was a delay of `random(0..i) * 2` seconds for the i-th entity, which piles up at the
 /// beginning. Here they are spread evenly over the same window.
 #[tokio::test]
-async fn what_a_roster_brings_is_spread_flatter_than_random_steps_of_two_seconds() {
+async fn chains_of_a_roster_are_spread_flatter_than_random_steps_of_two_seconds() {
     const FOUND: usize = 2_000;
     const BINS: usize = 40;
     let ground = Ground::embedded();

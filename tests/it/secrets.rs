@@ -94,7 +94,7 @@ impl Heard {
 }
 
 #[test]
-fn the_search_finds_what_it_should() {
+fn the_search_for_secrets_finds_planted_ones() {
     for said in [
         format!("password {WRONG}"),
         format!("amqp://u:{}@h", encoded(WRONG)),
@@ -327,7 +327,7 @@ async fn listen(heard: &mut Heard, variables: &[(&str, &str)], verb: &str, confi
 }
 
 #[tokio::test]
-async fn nothing_that_is_said_has_a_secret() {
+async fn no_output_has_a_secret() {
     let ground = Ground::rabbit_and_postgres().await;
     let users = Users::new(ground.vhost.as_ref().unwrap()).await;
     let receiver =

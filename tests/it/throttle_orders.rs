@@ -111,7 +111,7 @@ handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY >> {}"], env = {
         assert_eq!(state().await["ordered"], json!(null));
     }
 
-    pub async fn what_cannot_be_meant_is_refused(ground: Ground) {
+    pub async fn impossible_orders_are_refused(ground: Ground) {
         let config = ground.config_file(
             "[queues.work]\nthrottle = \"ios\"\n[throttles.ios]\nallow = 5\nper = \"1m\"\nburst = 3\n[kinds.sync]\nevery = \
              \"1h\"\nqueue = \"work\"\ncost = 2\nhandler.exec.argv = [\"/bin/true\"]\n",
@@ -152,4 +152,4 @@ handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY >> {}"], env = {
 }
 
 on_all!(limits_and_holds_are_obeyed_by_a_worker_that_goes_on);
-on_all!(what_cannot_be_meant_is_refused);
+on_all!(impossible_orders_are_refused);

@@ -107,7 +107,7 @@ async fn runs_that_end_together_do_not_let_as_many_start_together() {
 /// RabbitMQ would close the channel of a consumer that keeps a message for half an hour, and others could
 /// run meanwhile. No attempt is charged.
 #[tokio::test(start_paused = true)]
-async fn what_waits_long_for_its_slot_is_put_off_and_comes_again() {
+async fn a_job_that_waits_long_for_its_slot_is_postponed_and_comes_again() {
     let config = CONFIG.replace("per = \"1s\"", "per = \"1h\"");
     let engine = Virtual::start(&config, 3, |_: Job, _: Context| async { Outcome::Done }).await;
     sleep(Duration::from_secs(5 * 60 - 10)).await;

@@ -144,7 +144,7 @@ async fn everything_is_shown_and_steered(ground: Ground) {
     assert_eq!(shown[2], "sleeping due for a slot running OVERDUE FAILED", "{shown:#?}");
     assert_eq!(shown[23], "q quit ? help #-# or Tab screens ↑↓ scroll what is wrong", "{shown:#?}");
 
-    // A queue is paused, by whoever sits there, with a reason, and only after a yes.
+    // The user of the terminal pauses a queue, with a reason, and only after a yes.
     terminal.press(&["2"]);
     let shown = masked(&terminal.shows(&["[2 Queues]", "roundelay.chores"]).await);
     assert_eq!(shown[2], "queue state due overdue ready cons. in/s out/s running", "{shown:#?}");
@@ -236,7 +236,7 @@ async fn everything_is_shown_and_steered_on_rabbitmq_and_postgres() {
 }
 
 #[tokio::test]
-async fn without_a_terminal_it_names_the_command_that_needs_none() {
+async fn top_without_a_terminal_names_the_command_that_needs_none() {
     let ground = Ground::embedded();
     let config = config(&ground);
     refused("top", &config, &[], &["standard output is no terminal", "`roundelay status`"]).await;

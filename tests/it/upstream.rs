@@ -66,7 +66,7 @@ impl Calls {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_one_worker_hears_holds_all_of_them_and_they_begin_again_gently() {
+async fn an_upstreams_hold_holds_all_workers_and_ends_with_a_slow_start() {
     let calls = Calls::new();
     let seen = calls.clone();
     let workers =
@@ -96,7 +96,7 @@ async fn what_one_worker_hears_holds_all_of_them_and_they_begin_again_gently() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_upstream_that_does_not_work_is_left_alone_and_tried_by_one_at_a_time() {
+async fn a_failing_upstream_is_left_alone_and_tried_by_one_start_at_a_time() {
     let calls = Calls::new();
     let seen = calls.clone();
     let throttle = "allow = 4\nper = \"1s\"\nbreaker = { failures = 5, wait = \"20s\", longest = \"40s\" }";
@@ -233,7 +233,7 @@ async fn a_run_asks_for_more_and_gets_it_when_there_is_room() {
 
 /// Messages of a queue whose upstream is held for hours neither fill the workers nor lose attempts.
 #[tokio::test(start_paused = true)]
-async fn a_long_hold_puts_off_what_waits_and_delays_nobody_else() {
+async fn a_long_hold_postpones_its_waiting_jobs_and_delays_no_others() {
     let calls = Calls::new();
     let seen = calls.clone();
     let text = config("allow = 10\nper = \"1s\"\nblock = \"20s\"") + "[queues.free]\nconcurrency = 2\n";
@@ -263,7 +263,7 @@ async fn a_long_hold_puts_off_what_waits_and_delays_nobody_else() {
 
 /// An upstream that says of one entity after the other that there is no such thing works.
 #[tokio::test(start_paused = true)]
-async fn what_a_reasons_policy_takes_for_no_failure_opens_no_breaker() {
+async fn a_reason_whose_policy_counts_no_failure_opens_no_breaker() {
     let calls = Calls::new();
     let seen = calls.clone();
     let throttle = "allow = 10\nper = \"1s\"\nbreaker = { failures = 3, wait = \"60s\" }";

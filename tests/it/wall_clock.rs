@@ -72,7 +72,7 @@ fn nominal(world: &World, kind: &str) -> BTreeMap<i64, u32> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_the_clock_is_set_to_intervals_go_on_and_each_occurrence_runs_once() {
+async fn intervals_go_on_and_each_occurrence_runs_once_however_the_clock_is_set() {
     let end = 4 * HOUR as u64 - 5;
     // When, by how much, and how many occurrences of the hour and of `at` come in four hours.
     for (label, set, hours, once) in [
@@ -127,7 +127,7 @@ async fn an_occurrence_that_was_set_across_is_due_at_once() {
 
 /// Workers read the clock once a second. What is due in between, by the clock as it was, waits for its time.
 #[tokio::test(start_paused = true)]
-async fn nothing_starts_by_a_clock_that_was_set_back_before_anybody_has_noticed() {
+async fn no_run_starts_by_a_clock_that_was_set_back_before_the_step_is_noticed() {
     let secs = |millis: i64| (MONDAY.as_millis() + millis).div_euclid(1_000) - MONDAY.as_millis() / 1_000;
     for after in (0..2_000).step_by(150) {
         let mut world = World::on_server(CONFIG, MONDAY);

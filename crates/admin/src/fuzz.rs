@@ -1,6 +1,6 @@
-//! What strangers send, taken apart as the engine does it, with what must hold whatever they send. The folder `fuzz`
-//! of the repository has a target for each function, and the inputs that a fuzzer found worth keeping, which the
-//! tests go through.
+//! Fuzz targets: arbitrary input, parsed as the engine parses it, and what must hold for any input. The folder `fuzz`
+//! of the repository has a target for each function, and the inputs that a fuzzer found worth keeping, which the tests
+//! run.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use roundelay_model::schedule::{Balance, Ran, Schedule, Setting};
 
 pub use crate::api::fuzz::request;
 
-/// The body of a message. What can be read is read from what is written of it, too.
+/// The body of a message. A message that can be read is written and read again.
 pub fn envelope(data: &[u8]) {
     let Ok(envelope) = Envelope::decode(data) else { return };
     assert!(!envelope.key.is_empty() && envelope.key.len() <= MAX_KEY, "{envelope:?}");
@@ -27,7 +27,7 @@ pub fn envelope(data: &[u8]) {
     assert_eq!(again.message_id(), envelope.message_id());
 }
 
-/// The text of a configuration file. What is wrong with it is said in words, with nothing that steers a terminal.
+/// The text of a configuration file. Errors are in words, without characters that control a terminal.
 pub fn configuration(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match Config::parse(text, "roundelay.toml", []) {
@@ -44,7 +44,7 @@ pub fn configuration(data: &[u8]) {
     }
 }
 
-/// A roster: the first byte says in which format. A row is an entity, or says why it is none.
+/// A roster: the first byte is its format. A row is an entity, or has an error.
 pub fn roster(data: &[u8]) {
     const CONFIG: &str = r#"
         [queues.sync-npm]
@@ -128,7 +128,7 @@ pub fn reply(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    /// Every input of the target's corpus, and what crashed it once.
+    /// Every input of the target's corpus, including those that once crashed it.
     fn corpus(target: &str, run: fn(&[u8])) {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
         let mut inputs: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path()).collect();

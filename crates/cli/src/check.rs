@@ -14,9 +14,9 @@ use super::{ConfigFile, screen};
 
 /// Says whether the configuration is right, and what it amounts to.
 ///
-/// Everything that is wrong is listed at once, with file, line and key: whatever `worker` would
-/// refuse for the configuration's sake is refused here. Nothing is connected to, and no file but
-/// the configuration, and those that it names for secrets, is looked at.
+/// Everything that is wrong is listed at once, with file, line and key: whatever `worker` would refuse because of the
+/// configuration is refused here. The command connects to nothing, and reads no file but the configuration, and those
+/// that it names for secrets.
 #[derive(Args)]
 pub struct Check {
     #[command(flatten)]

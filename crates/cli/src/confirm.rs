@@ -4,8 +4,8 @@ use std::io::{BufRead, IsTerminal, Write};
 
 use anyhow::bail;
 
-/// Whether `what` is to be done, when `agreed` beforehand or by the person at the terminal. With nobody
-/// there it is refused.
+/// Whether to do `what`: when `agreed` beforehand, or when the person at the terminal agrees. Without a terminal the
+/// command fails.
 pub fn confirmed(what: &str, agreed: bool) -> anyhow::Result<bool> {
     if agreed {
         return Ok(true);

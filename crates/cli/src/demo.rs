@@ -11,7 +11,7 @@ use roundelay_lab::demo::appstore::Appstore;
 use roundelay_lab::demo::channels::Channels;
 use roundelay_lab::demo::characters::Characters;
 use roundelay_lab::demo::missions::Missions;
-use roundelay_lab::demo::stage::{Judged, Moment, Report, System, Told};
+use roundelay_lab::demo::stage::{Event, Judged, Moment, Report, System};
 use roundelay_lab::demo::trading::Trading;
 use roundelay_lab::demo::{Settings, stage};
 use roundelay_model::clock::{parse_duration, short_duration};
@@ -20,7 +20,7 @@ use tokio::net::TcpListener;
 
 use super::{grouped, screen, shutdown_on_signal};
 
-/// Runs a system whole on this machine, against a sample upstream that judges it.
+/// Runs a reference system whole on this machine, against a sample upstream that checks its rules.
 ///
 /// With the embedded broker nothing else is needed. The sample upstream plays what the system calls, on loopback, with
 /// limits, latency and errors of its own, and keeps its own record of every call. At the end it says which rules of the
@@ -29,8 +29,8 @@ use super::{grouped, screen, shutdown_on_signal};
 #[derive(Args)]
 pub struct Demo {
     /// Which system.
-    #[arg(value_enum, default_value_t = Which::Packages)]
-    system: Which,
+    #[arg(value_enum, default_value_t = SystemName::Packages)]
+    system: SystemName,
     /// `embedded`, or amqp://user:password@host:port/vhost; queues called roundelay-demo.… and
     /// demo-… are made there, and removed at the end.
     #[arg(long, value_name = "URL", default_value = "embedded")]
@@ -39,23 +39,24 @@ pub struct Demo {
     /// its own, which is removed too.
     #[arg(long, value_name = "URL")]
     ledger: Option<String>,
-    /// How many entities, of packages: 20000 where nothing is said.
+    /// How many entities, for packages [default: 20000]
     #[arg(long)]
     chains: Option<usize>,
-    /// How often each is refreshed, of packages: 10s where nothing is said.
+    /// How often each is refreshed, for packages [default: 10s]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     every: Option<Duration>,
-    /// How long.
+    /// How long the system runs.
     #[arg(long = "for", value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     length: Duration,
-    /// Do without the dashboard, which answers on a free port of 127.0.0.1 meanwhile.
+    /// Do not serve the dashboard, which otherwise answers on a free port of 127.0.0.1 meanwhile.
     #[arg(long)]
     no_dashboard: bool,
-    /// Only play the upstream that the system calls, until SIGTERM or SIGINT, and judge by its record, which has the
-    /// newest 100,000 calls: for a worker that runs the files of examples/SYSTEM elsewhere. Times are not compressed.
+    /// Only play the upstream that the system calls, until SIGTERM or SIGINT, and check the rules by its record, which
+    /// has the newest 100,000 calls: for a worker that runs the files of examples/SYSTEM elsewhere. Times are not
+    /// compressed.
     #[arg(long, conflicts_with_all = ["broker", "ledger", "length"])]
     upstream_only: bool,
-    /// Where the upstream answers when nothing else is played.
+    /// Where the upstream answers with --upstream-only.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:8001", requires = "upstream_only")]
     listen: SocketAddr,
     /// Print a JSON object.
@@ -63,9 +64,9 @@ pub struct Demo {
     json: bool,
 }
 
-/// What can be shown.
+/// The reference systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Which {
+enum SystemName {
     /// Packages of two platforms, kept fresh.
     Packages,
     /// A game's characters, each updated some minutes after its last update has ended.
@@ -80,28 +81,28 @@ enum Which {
     Trading,
 }
 
-/// What may be changed from outside: not the broker, nor the ledger, which are the demo's own.
+/// Sections that the environment may change. Broker and ledger are the demo's own.
 const CHANGEABLE: [&str; 4] = ["KINDS__", "QUEUES__", "THROTTLES__", "REASONS__"];
 
 impl Demo {
     pub async fn run(self) -> anyhow::Result<()> {
         let length = if self.upstream_only { Duration::MAX } else { self.length };
-        if self.system != Which::Packages {
+        if self.system != SystemName::Packages {
             for (option, is_there) in [("--chains", self.chains.is_some()), ("--every", self.every.is_some())] {
                 ensure!(!is_there, "{option} is for the demo of packages; the others have rosters of their own");
             }
         }
         match self.system {
-            Which::Packages => self.packages().await,
-            Which::Characters => self.whole(Characters::new()).await,
-            Which::Missions => self.whole(Missions::new()).await,
-            Which::Channels => self.whole(Channels::new(length)).await,
-            Which::Appstore => self.whole(Appstore::new(length)).await,
-            Which::Trading => self.whole(Trading::new(length)).await,
+            SystemName::Packages => self.packages().await,
+            SystemName::Characters => self.whole(Characters::new()).await,
+            SystemName::Missions => self.whole(Missions::new()).await,
+            SystemName::Channels => self.whole(Channels::new(length)).await,
+            SystemName::Appstore => self.whole(Appstore::new(length)).await,
+            SystemName::Trading => self.whole(Trading::new(length)).await,
         }
     }
 
-    /// A reference system, whole.
+    /// Runs a whole reference system.
     async fn whole(&self, system: impl System) -> anyhow::Result<()> {
         if self.upstream_only {
             return self.upstream(system).await;
@@ -124,7 +125,7 @@ impl Demo {
         self.tell(&report)
     }
 
-    /// Nothing but what a system calls.
+    /// Runs only the upstream of a system.
     async fn upstream(&self, system: impl System) -> anyhow::Result<()> {
         let name = system.name();
         let listener = TcpListener::bind(self.listen).await;
@@ -169,7 +170,7 @@ impl Demo {
         self.tell(&report)
     }
 
-    /// What has come of it; an error when a rule was broken.
+    /// Prints the report; an error when a rule was broken.
     fn tell(&self, report: &Report) -> anyhow::Result<()> {
         if self.json {
             screen::json(report)?;
@@ -214,7 +215,7 @@ fn said(value: &Value) -> String {
     }
 }
 
-/// Live figures: drawn over themselves on a terminal, else a line each second.
+/// Live figures: redrawn in place on a terminal, else a line each second.
 struct Screen {
     in_place: bool,
     lines: usize,
@@ -225,10 +226,10 @@ impl Screen {
         Self { in_place: std::io::stderr().is_terminal(), lines: 0 }
     }
 
-    fn show(&mut self, told: Told<'_>) {
+    fn show(&mut self, told: Event<'_>) {
         let moment = match told {
-            Told::Dashboard(address) => return eprintln!("dashboard: http://{address}/"),
-            Told::Moment(moment) => moment,
+            Event::Dashboard(address) => return eprintln!("dashboard: http://{address}/"),
+            Event::Moment(moment) => moment,
         };
         let text = if self.in_place { table(moment) } else { line(moment) };
         let mut stderr = std::io::stderr().lock();

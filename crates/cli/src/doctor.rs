@@ -13,12 +13,12 @@ use super::progress::waiting;
 use super::screen::{self, Tint};
 use super::{ConfigFile, check};
 
-/// Examines the ground that everything stands on, and says how to mend what is wrong.
+/// Checks everything that the system depends on, and says how to mend what is wrong.
 ///
-/// Looks at the configuration, this machine, clocks, ledger, broker, chains, workers and the API, all at the same
-/// time, and says of each: good, a warning, wrong with what follows and the fix, or unknown and why. Nothing is changed
-/// anywhere; ledgers are only looked at, and not brought up to date. Run it on a worker's machine, as the worker's user.
-/// Exit code 1 when something is wrong.
+/// Checks the configuration, this machine, clocks, ledger, broker, chains, workers and the API, all at the same time,
+/// and reports each as good, as a warning, as wrong with the consequence and the fix, or as unknown and why. Nothing is
+/// changed anywhere; ledgers are opened for reading, and not migrated. Run it on a worker's machine, as the worker's
+/// user. Exit code 1 when something is wrong.
 #[derive(Args)]
 pub struct Doctor {
     #[command(flatten)]
@@ -29,8 +29,8 @@ pub struct Doctor {
     /// How long each part may take to answer.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
     within: Duration,
-    /// Look through the whole file of a ledger in SQLite for damage, also when it is large. Best on a copy, or with the
-    /// workers stopped: while it is read, its write-ahead log grows.
+    /// Check the whole file of a SQLite ledger for damage, also when it is large. Best on a copy, or with the workers
+    /// stopped: during the check, its write-ahead log grows.
     #[arg(long)]
     thorough: bool,
     /// Print a JSON object.
@@ -59,7 +59,7 @@ impl Doctor {
         }
     }
 
-    /// What `roundelay check` would say, and the configuration if it can be used at all.
+    /// The findings of `roundelay check`, and the configuration if it can be used at all.
     fn configuration(&self) -> (Vec<Finding>, Option<Config>) {
         let (area, file) = (Area::Configuration, self.config.config.display().to_string());
         let stops = "no worker starts, and no command works";

@@ -12,23 +12,23 @@ use super::steer::ledger;
 use super::table::{Cell, Column, Table};
 use super::{ConfigFile, grouped};
 
-/// Says how much of the ledger is sealed, with which keys, and seals it anew.
+/// Says how much of the ledger is encrypted, with which keys, and encrypts it anew.
 ///
-///   roundelay encryption               what is plain, what is sealed, and whether it opens
-///   roundelay encryption --reseal      seals all of it with the key that encryption.seal names
+///   roundelay encryption               what is plain, what is encrypted, and whether it can be decrypted
+///   roundelay encryption --reseal      encrypts all of it with the key that encryption.seal names
 ///   roundelay encryption --unseal      makes all of it plain, once encryption.seal names none
 ///
-/// It looks at payloads, at what runs hand on, at jobs that are kept and at messages in quarantine, and opens each of
-/// them. Workers may run meanwhile: what they change is left to them. Exit code 1 when something does not open.
+/// It reads payloads, carries, jobs that are kept and messages in quarantine, and decrypts each of them. Workers
+/// may run meanwhile: what they change is left to them. Exit code 1 when something cannot be decrypted.
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub struct Encryption {
     #[command(flatten)]
     config: ConfigFile,
-    /// Seal with encryption.seal whatever is plain, or sealed with another key.
+    /// Encrypt with encryption.seal all that is plain, or encrypted with another key.
     #[arg(long)]
     reseal: bool,
-    /// Write plain whatever is sealed; encryption.seal must name no key any more.
+    /// Make plain all that is encrypted; encryption.seal must name no key any more.
     #[arg(long, conflicts_with = "reseal")]
     unseal: bool,
     /// Print a JSON object.

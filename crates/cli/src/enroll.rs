@@ -17,25 +17,22 @@ use serde_json::json;
 use super::progress::{bar, waiting};
 use super::{ConfigFile, grouped, screen};
 
-/// Bad rows shown; the rejects file has all of them.
+/// How many bad rows are shown; the rejects file has all of them.
 const SHOWN: usize = 10;
 
 /// Begins a chain for every entity of a roster.
 ///
-/// Doing it again is harmless: chains that exist keep their rhythm, and only their payload and
-/// queue are brought up to date. First ticks are spread over a window, so that nothing bursts.
-/// Bad rows are reported with line and reason and written to a rejects file, as NDJSON; the good
-/// ones go in all the same.
+/// A second run is harmless: chains that exist keep their rhythm, and only their payload and queue are updated. First
+/// ticks are spread over a window, so that nothing bursts. Bad rows are reported with line and reason and written to a
+/// rejects file, as NDJSON; the good ones are enrolled.
 ///
-/// With --prune, chains end whose entities are not in the roster, which must have all of the kind
-/// then. That happens after all of it was read, and not if there were bad rows. An entity that
-/// returns begins anew.
+/// With --prune, chains end whose entities are not in the roster. The roster must then have all entities of the kind.
+/// Chains end only after the whole roster was read, and not if there were bad rows. An entity that returns begins anew.
 ///
-/// Without ROSTER, the one that the configuration names for the kind is read, now; workers do that
-/// by themselves from time to time.
+/// Without ROSTER, the one that the configuration names for the kind is read, now; workers read it regularly.
 ///
-/// Exit code 0 means that every row is in, 1 that there were bad rows or that it broke off; then
-/// mend what is said and do it again.
+/// Exit code 0 means that every row is enrolled, 1 that there were bad rows or that the command broke off; then correct
+/// what it reports and run it again.
 #[derive(Args)]
 pub struct Enroll {
     #[command(flatten)]
@@ -49,14 +46,14 @@ pub struct Enroll {
     /// Spread the first ticks over this long, in place of the kind's `every`.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     spread: Option<Duration>,
-    /// Begin also those chains anew that have ended.
+    /// Also begin chains anew that have ended.
     #[arg(long)]
     revive: bool,
-    /// End the chains of the kind that are not in the roster. Without ROSTER, kinds.KIND.roster.prune
-    /// says so, too.
+    /// End the chains of the kind that are not in the roster. Without ROSTER, kinds.KIND.roster.prune has the same
+    /// effect.
     #[arg(long)]
     prune: bool,
-    /// Do that also when the roster is empty, and so end all of them.
+    /// Prune also when the roster is empty, which ends all chains of the kind.
     #[arg(long, requires = "prune")]
     allow_empty: bool,
     /// Change nothing, and say what would be done.
@@ -139,7 +136,7 @@ impl Enroll {
         Ok(())
     }
 
-    /// The rows of a file, and how far they have been read.
+    /// The rows of a file, and a bar for how far they have been read.
     fn open(&self, path: &Path) -> anyhow::Result<(Rows<'static>, ProgressBar)> {
         let format = Format::of(path).map_err(|error| anyhow!(error))?;
         let open = || format!("failed to read the roster {}", path.display());
@@ -195,7 +192,7 @@ impl Enroll {
     }
 }
 
-/// The rejects file, created when the first bad row comes: NDJSON with line, reason and row.
+/// The rejects file, created with the first bad row: NDJSON with line, reason and row.
 struct Rejects {
     path: PathBuf,
     file: Option<BufWriter<File>>,

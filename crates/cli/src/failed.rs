@@ -1,4 +1,4 @@
-//! `roundelay failed list`, `show`, `retry` and `drop`: an operator's word on what has failed.
+//! `roundelay failed list`, `show`, `retry` and `drop`: failures, and orders for them.
 
 use anyhow::{Error, anyhow, bail};
 use clap::{Args, Subcommand};
@@ -19,10 +19,10 @@ use super::steer::ledger;
 use super::table::{Cell, Column, Table};
 use super::{ConfigFile, grouped};
 
-/// Lists what has failed, tries parts again, forgets failures.
+/// Lists failures, retries parts, forgets failures.
 ///
 ///   roundelay failed list --kind sync --code rate_limited      by kind and reason
-///   roundelay failed show sync app-17                          all about one entity, and its parts
+///   roundelay failed show sync app-17                          everything about one entity, and its parts
 ///   roundelay failed retry --code empty_response --permanent   parts are due now, permanent or not
 ///   roundelay failed drop --kind sync --key 'eu/*'             forgotten
 ///
@@ -42,30 +42,30 @@ enum Word {
     Drop(Forget),
 }
 
-/// Which failures: those that fit all that is given.
+/// Which failures: those that match all options.
 #[derive(Args)]
-struct Which {
+struct Filter {
     #[command(flatten)]
     config: ConfigFile,
-    /// Of this kind.
+    /// Failures of this kind.
     #[arg(long)]
     kind: Option<String>,
-    /// Of entities whose keys fit: `*` stands for anything, `?` for one character.
+    /// Failures of entities whose keys match: `*` stands for anything, `?` for one character.
     #[arg(long, value_name = "PATTERN")]
     key: Option<String>,
-    /// Of this part.
+    /// Failures of this part.
     #[arg(long)]
     item: Option<String>,
-    /// Of entities whose chains belong to this owner.
+    /// Failures of entities whose chains belong to this owner.
     #[arg(long)]
     owner: Option<String>,
-    /// With a reason of this name.
+    /// Failures with a reason of this name.
     #[arg(long, value_name = "NAME")]
     code: Option<String>,
-    /// Only those that are never tried again by themselves.
+    /// Only failures that are never retried automatically.
     #[arg(long, conflicts_with = "waiting")]
     permanent: bool,
-    /// Only the others.
+    /// Only failures that are retried automatically.
     #[arg(long)]
     waiting: bool,
     /// Print a JSON object.
@@ -73,7 +73,7 @@ struct Which {
     json: bool,
 }
 
-impl Which {
+impl Filter {
     fn filter(&self) -> FailureFilter {
         FailureFilter {
             kind: self.kind.clone(),
@@ -97,11 +97,11 @@ impl Which {
 #[derive(Args)]
 struct List {
     #[command(flatten)]
-    which: Which,
-    /// At most so many.
+    which: Filter,
+    /// The most failures to list.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
-    /// Go on after this failure: the `after` of the page before.
+    /// Continue after this failure: the `after` of the page before.
     #[arg(long, value_name = "PLACE")]
     after: Option<String>,
 }
@@ -122,34 +122,34 @@ struct Show {
     json: bool,
 }
 
-/// Makes failed parts due now, permanent ones too, with no attempt counted any more.
+/// Makes failed parts due now, with their attempts counted from 0 again; this includes permanent failures.
 ///
-/// The kind's reconcile feeds them back at its next look. For an entity that has failed as a whole, run it
-/// once with `roundelay run`; a chain that has ended begins anew with `roundelay enroll --revive`.
+/// The kind's reconcile feeds them back at its next look. For an entity that has failed as a whole, run it once with
+/// `roundelay run`; a chain that has ended begins anew with `roundelay enroll --revive`.
 #[derive(Args)]
 struct Retry {
     #[command(flatten)]
-    which: Which,
+    which: Filter,
     #[command(flatten)]
-    care: Care,
+    care: Bulk,
 }
 
-/// Forgets failures. What is under way ends as it would; a part that fails again is kept again.
+/// Forgets failures. Runs that have begun end as usual; a part that fails again is kept again.
 #[derive(Args)]
 struct Forget {
     #[command(flatten)]
-    which: Which,
+    which: Filter,
     #[command(flatten)]
-    care: Care,
+    care: Bulk,
 }
 
-/// For commands that may concern many.
+/// Options of commands that may change many failures.
 #[derive(Args)]
-struct Care {
-    /// Do not ask, however many it is about.
+struct Bulk {
+    /// Do not ask, however many failures there are.
     #[arg(long)]
     yes: bool,
-    /// Only count.
+    /// Only count the failures.
     #[arg(long)]
     dry_run: bool,
 }
@@ -169,7 +169,7 @@ impl List {
     async fn run(self) -> anyhow::Result<()> {
         let (config, ledger) = self.which.open().await?;
         let after = self.after.as_deref().map(place).transpose()?;
-        // One more shows whether there is more.
+        // The additional row shows whether there is a next page.
         let waits = waiting("looking for failures");
         let mut failures = ledger.failed(self.which.filter(), after, self.limit + 1).await?;
         drop(waits);
@@ -287,7 +287,7 @@ impl Forget {
     }
 }
 
-/// How many parts and whole entities fit.
+/// How many parts and whole entities match.
 async fn count(ledger: &dyn Ledger, filter: FailureFilter) -> anyhow::Result<Matching> {
     let _waits = waiting("counting failures");
     Ok(failed::count(ledger, filter).await?)
@@ -307,7 +307,7 @@ pub(super) fn row(failure: &Failure, config: &Config, calendar: &Calendar) -> Va
     row
 }
 
-/// A kind, a key and a part, as a list in JSON: all but the kind may have spaces.
+/// A kind, a key and a part, as a JSON list: key and part may have spaces.
 fn place(text: &str) -> anyhow::Result<FailureCursor> {
     let example = r#"--after needs a kind, a key and a part: '["sync","app-17","us"]'"#;
     serde_json::from_str(text).map_err(|_| anyhow!(example))

@@ -1,12 +1,12 @@
-//! `roundelay queue` and `roundelay workers`: how queues and workers are, and an operator's word on them.
+//! `roundelay queue` and `roundelay workers`: the state of queues and workers, and orders for them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
-use roundelay_admin::inspect::broker::Asked;
-use roundelay_admin::inspect::queues::{Known, QueueReport};
-use roundelay_admin::inspect::words::rough;
+use roundelay_admin::inspect::broker::BrokerStatus;
+use roundelay_admin::inspect::format::rough;
+use roundelay_admin::inspect::queues::{QueueFacts, QueueReport};
 use roundelay_admin::inspect::workers::WorkerReport;
 use roundelay_admin::operate;
 use roundelay_admin::operate::{Operator, Ordered, queue, worker};
@@ -20,10 +20,10 @@ use super::steer::ledger;
 use super::table::{Cell, Column, Table};
 use super::{ConfigFile, grouped};
 
-/// Shows queues; pauses them, and widens or narrows them, while workers run.
+/// Shows queues; pauses them, and changes their concurrency, while workers run.
 ///
-///   roundelay queue list                                        how all of them are
-///   roundelay queue pause sync-ios --why 'they are down'        workers take nothing more from it
+///   roundelay queue list                                        the state of all of them
+///   roundelay queue pause sync-ios --why 'they are down'        workers take no more jobs from it
 ///   roundelay queue resume sync-ios
 ///   roundelay queue concurrency sync-ios 32                     in each worker; without a number, as configured
 ///
@@ -44,7 +44,7 @@ enum QueueWord {
     Concurrency(Concurrency),
 }
 
-/// Lists the queues of the configuration, and those that only chains know.
+/// Lists the queues of the configuration, and queues that only chains name.
 #[derive(Args)]
 struct ListQueues {
     #[command(flatten)]
@@ -54,38 +54,38 @@ struct ListQueues {
     json: bool,
 }
 
-/// Who says so, to whom.
+/// Who gives an order.
 #[derive(Args)]
-struct Said {
+struct OrderArgs {
     #[command(flatten)]
     config: ConfigFile,
-    /// Who orders it, for those who look later.
-    #[arg(long, value_name = "NAME", default_value_t = somebody())]
+    /// Who gives the order, for people who read it later.
+    #[arg(long, value_name = "NAME", default_value_t = current_user())]
     by: String,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
 
-/// Lets workers take nothing more from a queue.
+/// Pauses a queue: workers take no more jobs from it.
 #[derive(Args)]
 struct PauseQueue {
     /// A name under [queues].
     queue: String,
-    /// Why, for those who wonder why nothing runs.
+    /// The reason, for people who ask why nothing runs.
     #[arg(long, value_name = "TEXT")]
     why: String,
     #[command(flatten)]
-    said: Said,
+    said: OrderArgs,
 }
 
-/// Lets workers take from a queue again.
+/// Lets workers take jobs from a queue again.
 #[derive(Args)]
 struct ResumeQueue {
     /// A name under [queues].
     queue: String,
     #[command(flatten)]
-    said: Said,
+    said: OrderArgs,
 }
 
 /// Sets how many jobs of a queue each worker runs at the same time.
@@ -93,17 +93,17 @@ struct ResumeQueue {
 struct Concurrency {
     /// A name under [queues].
     queue: String,
-    /// So many; as configured when it is not said.
+    /// The number of jobs; left out, the configured number.
     #[arg(value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     places: Option<u16>,
     #[command(flatten)]
-    said: Said,
+    said: OrderArgs,
 }
 
 /// Shows workers; drains one, so that it can be stopped without interrupting anything.
 ///
 ///   roundelay workers list
-///   roundelay workers drain 4711-8c1f…        it takes nothing more, and what runs finishes
+///   roundelay workers drain 4711-8c1f…        it takes no more jobs, and what runs finishes
 ///   roundelay workers resume 4711-8c1f…
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
@@ -119,7 +119,7 @@ enum WorkersWord {
     Resume(ResumeWorker),
 }
 
-/// Lists workers, those included that have fallen silent within the last hour.
+/// Lists workers. The list includes those that have fallen silent within the last hour.
 #[derive(Args)]
 struct ListWorkers {
     #[command(flatten)]
@@ -129,36 +129,36 @@ struct ListWorkers {
     json: bool,
 }
 
-/// Lets a worker take nothing more.
+/// Drains a worker: it takes no more jobs.
 #[derive(Args)]
 struct Drain {
-    /// Its name, or the beginning of it that no other has.
+    /// The worker's name, or a beginning of it that fits no other worker.
     worker: String,
-    /// Why, for those who wonder why it runs nothing.
+    /// The reason, for people who ask why it runs nothing.
     #[arg(long, value_name = "TEXT", default_value = worker::DRAINED)]
     why: String,
     #[command(flatten)]
-    said: Said,
+    said: OrderArgs,
 }
 
 /// Lets a worker take jobs again.
 #[derive(Args)]
 struct ResumeWorker {
-    /// Its name, or the beginning of it that no other has.
+    /// The worker's name, or a beginning of it that fits no other worker.
     worker: String,
     #[command(flatten)]
-    said: Said,
+    said: OrderArgs,
 }
 
-/// Who gives the order, as far as the system knows.
-pub fn somebody() -> String {
+/// Who gives the order: the user's name, as the system reports it.
+pub fn current_user() -> String {
     let name = ["SUDO_USER", "USER", "LOGNAME"].iter().find_map(|name| std::env::var(name).ok());
     let (name, host) = (name.unwrap_or_else(|| "somebody".into()), host());
     if host.is_empty() { name } else { format!("{name}@{host}") }
 }
 
-impl Said {
-    /// Gives an order, and says what it comes to.
+impl OrderArgs {
+    /// Gives an order, and prints its result.
     async fn order(
         self,
         give: impl AsyncFnOnce(&Operator<'_>) -> operate::Result<Ordered<FleetOrders>>,
@@ -198,10 +198,10 @@ impl ListQueues {
         let ledger = ledger(&config).await?;
         let (census, workers) = (ledger.census(config.catch_up.slack).await?, ledger.workers().await?);
         let waits = waiting("asking the broker");
-        let (orders, asked) = (ledger.fleet_orders().await?, Asked::once(&config).await);
+        let (orders, asked) = (ledger.fleet_orders().await?, BrokerStatus::once(&config).await);
         drop(waits);
         let calendar = ledger.calendar();
-        let known = Known {
+        let known = QueueFacts {
             config: &config,
             census: &census,
             asked: &asked,
@@ -223,7 +223,7 @@ impl ListQueues {
     }
 }
 
-/// How many jobs of it each worker runs at the same time.
+/// How many jobs of the queue each worker runs at the same time.
 fn places(of: &QueueReport) -> String {
     of.concurrency.ordered.unwrap_or(of.concurrency.configured).to_string()
 }

@@ -21,22 +21,22 @@ use super::grouped;
 use super::progress::bar;
 use super::screen::{self, Tint};
 
-/// The longest time that may be simulated.
-const LONGEST: Duration = Duration::from_secs(10 * 366 * 86_400);
-/// Chains of a kind about which nothing is said.
-const CHAINS: u64 = 1;
+/// The longest time that can be simulated.
+const MAX_LENGTH: Duration = Duration::from_secs(10 * 366 * 86_400);
+/// How many chains a kind has by default.
+const DEFAULT_CHAINS: u64 = 1;
 
 #[derive(Args)]
 #[command(next_help_heading = "What a configuration will do")]
 pub struct Forecast {
-    /// Simulate this configuration, with modelled handlers ([kinds.….model]) in place of its own.
-    /// Nothing is connected to.
+    /// Simulate this configuration, with modelled handlers ([kinds.….model]) in place of its own. The simulation
+    /// connects to nothing.
     #[arg(long, value_name = "FILE", group = "subject", conflicts_with_all = ["faults", "seeds", "only", "log", "threads"])]
     config: Option<PathBuf>,
-    /// How much time passes.
+    /// How much virtual time passes.
     #[arg(long = "for", value_name = "DURATION", default_value = "24h", value_parser = parse_duration, requires = "subject")]
     pub length: Duration,
-    /// When it begins: RFC 3339 in UTC, or a date [default: the next midnight, UTC]
+    /// The start of the virtual time: RFC 3339 in UTC, or a date [default: the next midnight, UTC]
     #[arg(long, value_name = "TIMESTAMP", value_parser = timestamp, requires = "config")]
     from: Option<Time>,
     /// How many chains a kind has, in place of its model's `chains`. May be given for several kinds.
@@ -48,14 +48,15 @@ pub struct Forecast {
     /// How many workers there are.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1_000), requires = "subject")]
     pub workers: u16,
-    /// Spread the first ticks over this long, in place of each kind's interval; 0s for all at once.
+    /// Spread the first ticks over this long, in place of each kind's interval; with 0s all are due at once.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, requires = "config")]
     spread: Option<Duration>,
-    /// Kill all workers, and start them again: from and to, counted from the beginning, as in
-    /// 1h..1h5m. May be given several times.
+    /// Kill all workers, and start them again: from and to, counted from the beginning, as in 1h..1h5m. May be given
+    /// several times.
     #[arg(long, value_name = "FROM..TO", value_parser = span, requires = "config")]
     outage: Vec<Range<Duration>>,
-    /// Likewise, the broker is away, and keeps its messages.
+    /// Make the broker unavailable, with its messages kept: from and to, counted from the beginning, as in 1h..1h5m.
+    /// May be given several times.
     #[arg(long, value_name = "FROM..TO", value_parser = span, requires = "config")]
     broker_outage: Vec<Range<Duration>>,
     /// Write starts over time as a picture.
@@ -64,7 +65,7 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    /// Whether this is what is wanted.
+    /// Whether the command line asks for a forecast.
     pub fn is_wanted(&self) -> bool {
         self.config.is_some()
     }
@@ -88,7 +89,7 @@ impl Forecast {
         } else {
             show(&report);
         }
-        // Not on standard output, which is the same whenever the same is simulated.
+        // Not on standard output, which is the same for every run of the same simulation.
         let (took, starts) = (begun.elapsed().as_secs_f64(), report.starts());
         eprintln!(
             "took {took:.1} s, {} starts/s; peak memory {} MiB",
@@ -101,7 +102,10 @@ impl Forecast {
     fn plan(&self, config: Config, path: &Path, seed: u64) -> anyhow::Result<Plan> {
         let file = path.display();
         ensure!(!config.queues.is_empty(), "{file}: there are no [queues.…], so there is nothing to simulate");
-        ensure!(!self.length.is_zero() && self.length <= LONGEST, "--for is more than nothing, and at most ten years");
+        ensure!(
+            !self.length.is_zero() && self.length <= MAX_LENGTH,
+            "--for is more than nothing, and at most ten years"
+        );
         let mut assumed = Vec::new();
         let mut populations = BTreeMap::new();
         let asked = self.chains.iter().map(|(kind, _)| kind).chain(self.roster.iter().map(|(kind, _)| kind));
@@ -128,7 +132,7 @@ impl Forecast {
         })
     }
 
-    /// The chains of a kind, if it may have any.
+    /// The chains of a kind, if it can have any.
     fn population(
         &self,
         config: &Config,
@@ -157,7 +161,7 @@ impl Forecast {
                 "{name}: one chain is assumed, since nothing says how many there are; set kinds.{name}.model.chains, or \
                  give --chains {name}=N or --roster {name}=FILE"
             ));
-            CHAINS
+            DEFAULT_CHAINS
         });
         let population = Population::counted(config, name, chains).map_err(Error::msg)?;
         for part in population.assumed_keys() {
@@ -190,7 +194,7 @@ fn read_roster(
     for row in rows(format, file).map_err(|error| anyhow!("{}: {error}", path.display()))? {
         let entity = row.map_err(|bad| (bad.line, bad.reason)).and_then(|(line, row)| {
             let mut entity = shape.entity(row).map_err(|reason| (line, reason))?;
-            // A modelled handler does not look at it, but a throttle with keys does.
+            // A modelled handler does not read the payload, but a throttle with keys does.
             let throttle = config.queues.get(&entity.queue).and_then(|queue| queue.throttle.as_ref());
             if throttle
                 .and_then(|throttle| config.throttles.get(throttle))

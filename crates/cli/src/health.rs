@@ -11,26 +11,26 @@ use serde_json::Value;
 
 use super::{ConfigFile, screen};
 
-/// Asks a worker on this machine whether it lives, or is of use. Exit code 0 when it says yes, 1 otherwise.
+/// Asks a worker on this machine whether it lives, or is ready. Exit code 0 when the answer is yes, 1 otherwise.
 ///
-/// For health checks where no HTTP client is at hand, as in a container. It asks /healthz at worker.listen of the
-/// configuration, with --ready /readyz; docs/metrics.md says what they mean. The answer of a worker that says no names
-/// the part that is not up, and why.
+/// For health checks without an HTTP client, as in a container. It asks /healthz at worker.listen of the configuration,
+/// with --ready /readyz; docs/metrics.md says what they mean. A worker that answers no names the part that is not up,
+/// and why.
 #[derive(Args)]
 pub struct Health {
     #[command(flatten)]
     config: ConfigFile,
-    /// What to ask instead, with no look at the configuration: http://127.0.0.1:15680/api/v1/session asks
-    /// `roundelay serve`.
+    /// The URL to ask instead, without reading the configuration: http://127.0.0.1:15680/api/v1/session asks `roundelay
+    /// serve`.
     #[arg(value_name = "URL", conflicts_with = "ready", value_parser = plain_url)]
     url: Option<Url>,
-    /// Ask whether it is of use: it consumes, and reaches broker and ledger.
+    /// Ask whether the worker is ready: it consumes, and reaches broker and ledger.
     #[arg(long)]
     ready: bool,
-    /// How long it may take to answer.
+    /// How long the answer may take.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "3s")]
     within: Duration,
-    /// Print its answer, a JSON object.
+    /// Print the answer, a JSON object.
     #[arg(long)]
     json: bool,
 }
@@ -38,7 +38,7 @@ pub struct Health {
 impl Health {
     pub async fn run(self) -> anyhow::Result<()> {
         let url = self.url()?;
-        // What is asked is on this machine, and there are no certificates to read.
+        // The worker is on this machine, so that there are no certificates to read.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).timeout(self.within).build()?;
         let asked = async {
@@ -83,7 +83,7 @@ fn plain_url(text: &str) -> Result<Url, String> {
     }
 }
 
-/// By which address this machine reaches what listens there itself (pure).
+/// The address by which this machine reaches a listener of its own (pure).
 fn near(listen: SocketAddr) -> SocketAddr {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

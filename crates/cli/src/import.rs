@@ -12,14 +12,15 @@ use serde_json::{Value, json};
 
 use super::screen::{self, Tint, field};
 
-/// Makes a configuration from what another scheduler runs.
+/// Makes a configuration from the schedules of another scheduler.
 ///
-/// The configuration has kinds with their schedules and handlers, and their keys or rosters, so that a worker begins the chains
-/// by itself. Every entry of the source is in it, or in the report of what could not be carried over, and why. Look
-/// through both before a worker runs them; the guides in docs/migrate say how to move without running anything twice.
+/// The configuration has kinds with their schedules and handlers, and their keys or rosters, so that a worker begins
+/// the chains without further commands. Every entry of the source is in it, or in the report of what could not be
+/// imported, and why. Read both before a worker runs them; the guides in docs/migrate say how to move without running
+/// anything twice.
 ///
 /// Without --output the configuration goes to standard output and the report to standard error, and rosters are not
-/// written. Exit code 1 when nothing could be carried over.
+/// written. Exit code 1 when nothing could be imported.
 #[derive(Args)]
 pub struct ImportCommand {
     #[command(subcommand)]
@@ -42,11 +43,11 @@ struct Crontab {
     /// The platform queue of the kinds.
     #[arg(long, value_name = "QUEUE", default_value = "crontab")]
     queue: String,
-    /// The sixth field says as whom a command runs, as in /etc/crontab: take the entries of this user, as whom the
-    /// worker is to run.
+    /// The sixth field is the user of a command, as in /etc/crontab: import the entries of this user, which must be the
+    /// worker's user.
     #[arg(long, value_name = "USER")]
     system: Option<String>,
-    /// The home folder in which commands start.
+    /// The home folder, in which commands start.
     #[arg(long, value_name = "FOLDER")]
     home: Option<String>,
 }
@@ -59,7 +60,7 @@ struct Laravel {
     /// The platform queue of the kinds.
     #[arg(long, value_name = "QUEUE", default_value = "laravel")]
     queue: String,
-    /// The folder of the application, in which artisan lies.
+    /// The folder of the application, which has artisan.
     #[arg(long, value_name = "FOLDER")]
     application: PathBuf,
 }
@@ -70,7 +71,7 @@ struct Laravel {
 struct Celery {
     #[command(flatten)]
     source: Source,
-    /// The platform queue of the kinds; that of a task with a queue of its own is this, a dash, and that.
+    /// The platform queue of the kinds. A task with a queue of its own gets this name, a dash, and that queue's name.
     #[arg(long, value_name = "QUEUE", default_value = "beat")]
     queue: String,
     #[command(flatten)]
@@ -92,12 +93,12 @@ struct Bullmq {
 
 #[derive(Args)]
 struct Source {
-    /// What the other scheduler has printed; `-` is standard input.
+    /// The output of the other scheduler; `-` is standard input.
     file: PathBuf,
-    /// The time zone (IANA) of times that say none [default: UTC]
+    /// The time zone (IANA) of times without one [default: UTC]
     #[arg(long, value_name = "ZONE")]
     zone: Option<String>,
-    /// Write the configuration there, and its rosters into the folder `rosters` beside it. What is there already is
+    /// Write the configuration to this file, and its rosters into the folder `rosters` beside it. Existing files are
     /// never overwritten.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -108,7 +109,7 @@ struct Source {
 
 #[derive(Args)]
 struct Service {
-    /// Where jobs are POSTed to: handler.http.url of all kinds, which may be a template.
+    /// The URL to which jobs are POSTed: handler.http.url of all kinds, which may be a template.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000/{{ kind }}")]
     handler_url: String,
 }
@@ -174,7 +175,7 @@ impl Source {
         };
         let configuration = import.configuration(&folder.to_string_lossy());
         if import.carried > 0 {
-            // What a worker would refuse is said here, with nothing written.
+            // A result that a worker would refuse is an error here, and nothing is written.
             Config::parse(&configuration, "the result", []).context("the source asks for what cannot be configured")?;
             if let Some(output) = &self.output {
                 write(&import, &configuration, output, &folder)?;
@@ -248,7 +249,7 @@ fn print(note: &Note) {
     out!("");
 }
 
-/// On standard error, beside a configuration on standard output.
+/// Prints a note on standard error, if the configuration is on standard output.
 fn tell(note: &Note) {
     screen::note(format_args!("{}", heading(note)));
     screen::note(format_args!("  why         {}", note.why));

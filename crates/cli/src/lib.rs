@@ -5,8 +5,8 @@
 //!
 //! Layer: the highest, below the program.
 
-/// Prints a line on standard output, as `println!` does. That panics when nobody reads any more
-/// (`roundelay status | head -1`); here the program ends then.
+/// Prints a line on standard output, as `println!` does. `println!` panics when the reader has gone (`roundelay status
+/// | head -1`); here the program ends then.
 macro_rules! out {
     ($($words:tt)*) => {
         $crate::screen::line(format_args!($($words)*))
@@ -49,7 +49,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use roundelay_admin::inspect::words::grouped;
+use roundelay_admin::inspect::format::grouped;
 use roundelay_config::Config;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -78,7 +78,7 @@ machines. Most commands have --json: one JSON object on standard output, and not
 text on standard error, with exit code 1."
 )]
 struct Cli {
-    /// How the log is written; ROUNDELAY_LOG_FORMAT sets it too.
+    /// The format of the log; ROUNDELAY_LOG_FORMAT sets it too.
     #[arg(long, global = true, value_enum, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
     #[command(subcommand)]
@@ -120,7 +120,7 @@ enum Command {
     Man(manual::Man),
 }
 
-/// How the log is written.
+/// The format of the log.
 #[derive(Clone, Copy, ValueEnum)]
 enum LogFormat {
     /// Lines for people.
@@ -130,7 +130,7 @@ enum LogFormat {
 }
 
 impl LogFormat {
-    /// As the command line says, else the environment, where an empty variable says nothing.
+    /// The command line's choice, else the environment's. An empty variable is as good as absent.
     fn choose(flag: Option<Self>) -> Result<Self, String> {
         let variable = std::env::var(LOG_FORMAT).unwrap_or_default();
         match flag {
@@ -142,13 +142,13 @@ impl LogFormat {
     }
 }
 
-/// The variable that chooses it.
+/// The variable that sets the format.
 const LOG_FORMAT: &str = "ROUNDELAY_LOG_FORMAT";
 
-/// Where the configuration is.
+/// The path of the configuration.
 #[derive(Args)]
 struct ConfigFile {
-    /// The configuration file; ROUNDELAY__… variables go over it.
+    /// The configuration file; ROUNDELAY__… variables override it.
     #[arg(long, value_name = "FILE", env = "ROUNDELAY_CONFIG", default_value = "roundelay.toml")]
     config: PathBuf,
 }
@@ -159,25 +159,23 @@ impl ConfigFile {
     }
 }
 
-/// The stack of each thread that runs jobs, in bytes. A message's headers may be nested as deep as a
-/// frame has room for, some 20,000 levels, and they are dropped here, by recursion: in an optimised
-/// build that takes about the 2 MiB that are usual, and in others several times as much. What is
-/// not used costs nothing.
+/// The stack of each thread that runs jobs, in bytes. A message's headers may be nested as deep as a frame has room
+/// for, some 20,000 levels, and they are dropped here, by recursion: in an optimised build that takes about the usual 2
+/// MiB, and in others several times as much. Unused stack costs nothing.
 const STACK: usize = if cfg!(debug_assertions) { 128 << 20 } else { 16 << 20 };
 
-/// Set to anything, this lets the process be dumped and traced.
+/// If this variable is set to any value, the process can be dumped and traced.
 const DUMPABLE: &str = "ROUNDELAY_DUMPABLE";
 
-/// Sees to it that what is in memory, passwords among it, comes into no core file, and that no other process of
-/// the same user can read it. Programs that are started are as they would be without, but for the limit, which they
-/// may raise again.
+/// Keeps the memory of this process, which has passwords, out of core files, and unreadable for other processes of the
+/// same user. Programs that it starts are not affected, except by the limit, which they may raise again.
 fn keep_to_itself() {
     if std::env::var_os(DUMPABLE).is_some_and(|said| !said.is_empty()) {
         return;
     }
     let hard = getrlimit(Resource::RLIMIT_CORE).map(|(_, hard)| hard);
     let told = hard.and_then(|hard| setrlimit(Resource::RLIMIT_CORE, 0, hard));
-    // A limit does not hold for dumps that the system gives to a program.
+    // The limit does not apply to dumps that the system pipes to a program.
     #[cfg(target_os = "linux")]
     let told = told.and(nix::sys::prctl::set_dumpable(false));
     if let Err(error) = told {
@@ -189,20 +187,21 @@ fn keep_to_itself() {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let level = match cli.command {
-        // These draw on the same screen.
+        // These commands draw on the same screen.
         Command::Demo(_) | Command::Bench(_) => "warn",
-        // What goes wrong there happens to nobody.
+        // A simulated fault is not a real one.
         Command::Simulate(_) => "off",
         _ => "info",
     };
-    // The client library reports every orderly close as an error; the engine's own lines say what
-    // matters. Naming lapin in ROUNDELAY_LOG shows them.
+    // The client library reports every orderly close as an error; the engine's own lines say what matters.
+    // ROUNDELAY_LOG shows them if it names lapin.
     let wanted = std::env::var("ROUNDELAY_LOG").unwrap_or_else(|_| level.into());
-    // A line of the log would stand in the middle of the screen; in a file it may.
+    // A log line would stand in the middle of the screen; in a file it does no harm.
     let on_screen = matches!(cli.command, Command::Top(_)) && std::io::stderr().is_terminal();
     let wanted = if on_screen { "off".into() } else { wanted };
     let filter = if wanted.contains("lapin") { wanted.clone() } else { format!("{wanted},lapin=off") };
-    // A word alone is a level; taken for a target, as the parser does, a slip would silence everything else.
+    // A word alone is a level. The parser would take it for a target, so that a typing error would silence everything
+    // else.
     let understood = |part: &&str| part.contains('=') || part.parse::<LevelFilter>().is_ok();
     let filter = match (filter.split(',').find(|part| !understood(part)), filter.parse::<Targets>()) {
         (None, Ok(filter)) => filter,
@@ -215,7 +214,7 @@ pub fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    // Frame by frame it logs what logs in, too.
+    // Below DEBUG it logs every frame, with the passwords in it.
     let discreet = Targets::new().with_default(LevelFilter::TRACE).with_target("lapin", LevelFilter::DEBUG);
     let log = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(|| progress::Log);
     match LogFormat::choose(cli.log_format) {
@@ -231,9 +230,9 @@ pub fn main() -> ExitCode {
     if let Command::Worker(_) = cli.command {
         worker::with_deep_stacks();
     }
-    // Not before, since the program starts itself again there.
+    // Not earlier, since the program starts itself again there.
     keep_to_itself();
-    // Said here, because a worker's environment asks for much deeper ones, which only lapin needs.
+    // Set explicitly, because a worker's environment asks for much deeper stacks, which only lapin needs.
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_stack_size(STACK).build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
@@ -272,13 +271,13 @@ pub fn main() -> ExitCode {
             Command::Health(health) => health.run().await,
             Command::Topology(topology) => topology.run().await,
             Command::Bench(bench) => bench.run().await,
-            // It has runtimes of its own.
+            // The simulation has runtimes of its own.
             Command::Simulate(simulate) => tokio::task::block_in_place(|| simulate.run()),
             Command::Completions(completions) => completions.run(),
             Command::Man(man) => man.run(),
         }
     });
-    // A statement that SQLite still works on must not hold up the end.
+    // A running SQLite statement must not delay the end.
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -289,12 +288,12 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Is cancelled by SIGTERM or SIGINT. A second signal ends the process at once.
+/// A token that SIGTERM or SIGINT cancels. A second signal ends the process at once.
 fn shutdown_on_signal() -> anyhow::Result<CancellationToken> {
     shutdown_on(&[SignalKind::terminate(), SignalKind::interrupt()], || ())
 }
 
-/// Is cancelled by one of these signals. A second one ends the process at once, after `last`.
+/// A token that one of these signals cancels. A second signal ends the process at once, after `last`.
 fn shutdown_on(kinds: &[SignalKind], last: fn()) -> anyhow::Result<CancellationToken> {
     let shutdown = CancellationToken::new();
     for kind in kinds {

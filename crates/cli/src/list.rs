@@ -2,8 +2,7 @@
 
 use anyhow::{Error, anyhow};
 use clap::{Args, ValueEnum};
-use roundelay_admin::inspect::words;
-use roundelay_admin::inspect::words::{doing_of, rough, word};
+use roundelay_admin::inspect::format::{self, doing_of, rough, word};
 use roundelay_config::Config;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
@@ -22,10 +21,10 @@ use super::{ConfigFile, grouped};
 ///
 ///   roundelay list --state late                 what should have run and has not
 ///   roundelay list --kind sync --key 'eu/*'     by pattern
-///   roundelay list --owner channel-9            what belongs to somebody
-///   roundelay list --owners                     who has how many chains
+///   roundelay list --owner channel-9            what belongs to an owner
+///   roundelay list --owners                     how many chains each owner has
 ///
-/// The order is that of kind and key. Where there is more, the last line says how to go on.
+/// The order is that of kind and key. If there is more, the last line says how to continue.
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub struct List {
@@ -40,19 +39,19 @@ pub struct List {
     /// Only chains of this platform queue.
     #[arg(long)]
     queue: Option<String>,
-    /// Only chains that are doing this.
+    /// Only chains in this state.
     #[arg(long, value_enum)]
     state: Option<State>,
-    /// Only chains whose keys fit: `*` stands for anything, `?` for one character.
+    /// Only chains whose keys match: `*` stands for anything, `?` for one character.
     #[arg(long, value_name = "PATTERN")]
     key: Option<String>,
     /// Owners instead of chains: how many chains each has, and whether an owner is paused or retired.
     #[arg(long, conflicts_with_all = ["kind", "owner", "queue", "state", "key"])]
     owners: bool,
-    /// At most so many.
+    /// The most rows to list.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
-    /// Go on after this chain, written as `KIND KEY`; or with --owners after this owner.
+    /// Continue after this chain, written as `KIND KEY`; or with --owners after this owner.
     #[arg(long, value_name = "PLACE")]
     after: Option<String>,
     /// Print a JSON object.
@@ -60,21 +59,21 @@ pub struct List {
     json: bool,
 }
 
-/// What chains are doing.
+/// The states of chains.
 #[derive(Clone, Copy, ValueEnum)]
 enum State {
-    /// They tick.
+    /// The chains tick.
     Active,
-    /// An operator has stopped them.
+    /// An operator has paused the chains.
     Paused,
-    /// They have ended.
+    /// The chains have ended.
     Retired,
-    /// An older copy of the ledger was restored, and they wait for `roundelay recover`.
+    /// Workers died over the chains, or an older copy of the ledger was restored. They wait for `roundelay recover`.
     Quarantined,
-    /// They tick, are due for longer than catch_up.slack, and nobody runs them; or they sleep for longer than their
+    /// The chains are due for longer than catch_up.slack, and no worker runs them; or they sleep for longer than their
     /// schedules can explain.
     Late,
-    /// A worker runs them.
+    /// A worker runs the chains.
     Running,
 }
 
@@ -86,7 +85,7 @@ impl List {
         }
         let ledger = ledger(&config).await?;
         if self.owners {
-            // One more shows whether there is more.
+            // The additional row shows whether there is a next page.
             let waits = waiting("counting chains by owner");
             let owners = ledger.owners(self.after.clone().unwrap_or_default(), self.limit + 1).await?;
             drop(waits);
@@ -205,14 +204,14 @@ impl List {
     }
 }
 
-/// Says how to go on after a page. It is not wrapped, so that it can be copied.
+/// Prints the command for the next page. The line is not wrapped, so that it can be copied.
 pub fn tell_more(next: Option<String>) {
     if let Some(next) = next {
         screen::exact(format_args!("there are more: add --after {}", quoted(&next)));
     }
 }
 
-/// A kind has no spaces in its name.
+/// Splits at the first space: a kind has no spaces in its name.
 fn place(text: &str) -> anyhow::Result<Cursor> {
     let (kind, key) = text.split_once(' ').ok_or_else(|| anyhow!("--after needs a kind and a key: `sync app-17`"))?;
     Ok((kind.into(), key.into()))
@@ -231,14 +230,14 @@ fn due(chain: &Listed, now: Time) -> String {
 }
 
 fn schedule(chain: &Listed, config: &Config) -> String {
-    words::schedule(&chain.hint.kind, chain.schedule.as_deref(), config).unwrap_or_else(|| "none".into())
+    format::schedule(&chain.hint.kind, chain.schedule.as_deref(), config).unwrap_or_else(|| "none".into())
 }
 
 fn row(chain: &Listed, config: &Config, (now, calendar): (Time, &Calendar)) -> Value {
     let Listed { hint, nominal, owner, schedule, last_start, last_finish, batch, .. } = chain;
     let known = |time: &Time| At::known(*time, calendar);
     let (due, own) = (At::of(hint.due, calendar), schedule.as_deref());
-    let nominal = words::shown_nominal((&hint.kind, &hint.key), *nominal, own, config, calendar);
+    let nominal = format::shown_nominal((&hint.kind, &hint.key), *nominal, own, config, calendar);
     json!({
         "kind": hint.kind, "key": hint.key, "queue": hint.queue, "epoch": hint.epoch, "tick": hint.tick,
         "attempt": hint.attempt, "due": due, "nominal": nominal, "state": word(chain.state),

@@ -1,4 +1,4 @@
-//! `roundelay completions` and `roundelay man`: what shells and `man` are told about the command line.
+//! `roundelay completions` and `roundelay man`: scripts for shells and manual pages.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ use super::{Cli, screen};
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
 pub struct Completions {
-    /// For which shell.
+    /// The shell.
     #[arg(value_enum)]
     shell: Shell,
 }
@@ -35,7 +35,7 @@ impl Completions {
 /// Writes manual pages, one for each command: `man -l FOLDER/roundelay-worker.1`.
 #[derive(Args)]
 pub struct Man {
-    /// Where to; it is made if it is not there.
+    /// The folder to write to; it is created if it does not exist.
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     output: PathBuf,
     /// Print a JSON object.

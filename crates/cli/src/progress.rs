@@ -1,4 +1,4 @@
-//! What is shown while one waits, on standard error, and only on a terminal.
+//! Progress of a command, on standard error, and only on a terminal.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -10,22 +10,22 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::screen::visible;
 
-/// What takes less needs no explanation.
+/// A wait that is shorter is not announced.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two pictures of what moves.
+/// The time between two frames of an animation.
 const BEAT: Duration = Duration::from_millis(250);
 
-/// What is drawn at the moment.
+/// The bar that is drawn at the moment.
 static DRAWN: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
-/// A bar of so many steps, in the form of `template`.
+/// A bar of `steps` steps, in the form of `template`.
 pub fn bar(steps: u64, template: &str) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(steps), target()).with_style(style(template));
     remember(&bar);
     bar
 }
 
-/// Says what is waited for when it takes longer than a second, until this is dropped.
+/// Names what the command waits for when that takes longer than a second, until this is dropped.
 pub struct Waiting {
     bar: ProgressBar,
     _show: Option<AbortOnDropHandle<()>>,
@@ -48,7 +48,7 @@ pub fn waiting(what: &str) -> Waiting {
 }
 
 impl Waiting {
-    /// Another thing is waited for now.
+    /// The command waits for another thing now.
     pub fn now(&self, what: &str) {
         self.bar.set_message(visible(what).into_owned());
     }
@@ -60,7 +60,7 @@ impl Drop for Waiting {
     }
 }
 
-/// Does something that writes to the terminal, without the bar in the way.
+/// Writes to the terminal without the bar in the way.
 pub fn aside<R>(write: impl FnOnce() -> R) -> R {
     let drawn = DRAWN.lock().as_ref().and_then(WeakProgressBar::upgrade);
     match drawn {
@@ -69,7 +69,7 @@ pub fn aside<R>(write: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Standard error for the log.
+/// Standard error for the log, without the bar in the way.
 pub struct Log;
 
 impl Write for Log {

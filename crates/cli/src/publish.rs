@@ -20,20 +20,20 @@ use super::{ConfigFile, screen};
 pub struct Publish {
     #[command(flatten)]
     config: ConfigFile,
-    /// Which handler: a name under [kinds].
+    /// The kind, which names the handler: a name under [kinds].
     kind: String,
-    /// Which entity.
+    /// The key of the entity.
     key: String,
     /// What the handler gets.
     #[arg(long, value_name = "JSON")]
     payload: Option<String>,
-    /// Not before this time has passed.
+    /// Do not start the job before this time has passed.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     delay: Option<Duration>,
     /// The platform queue, in place of the kind's.
     #[arg(long)]
     queue: Option<String>,
-    /// Who the job belongs to. It does not start while that owner is paused, nor once she is retired.
+    /// The owner of the job. The job does not start while the owner is paused, nor after the owner was retired.
     #[arg(long)]
     owner: Option<String>,
     /// Print a JSON object.

@@ -26,14 +26,14 @@ use super::{ConfigFile, screen};
 pub struct ScheduleCommand {
     #[command(flatten)]
     config: ConfigFile,
-    /// The kind.
+    /// The kind of the chain.
     kind: String,
-    /// The entity.
+    /// The key of the entity.
     key: String,
-    /// An interval, a cron expression, or a JSON object with the words of the kind's settings.
+    /// An interval, a cron expression, or a JSON object with the fields of the kind's settings.
     #[arg(value_name = "EVERY|CRON|JSON", required_unless_present = "default")]
     schedule: Option<String>,
-    /// The schedule of the kind again.
+    /// Use the kind's schedule again.
     #[arg(long, conflicts_with = "schedule")]
     default: bool,
     /// How long to wait for the end of a run.

@@ -1,8 +1,7 @@
-//! What commands print: lines and JSON on standard output, errors on standard error.
+//! Output of commands: lines and JSON on standard output, errors on standard error.
 //!
-//! Keys, reasons and payloads come from elsewhere, and may hold anything. All that is printed goes through here, where
-//! characters that would steer a terminal become visible ones, lines that are too long for it are wrapped, and colours
-//! are for terminals alone.
+//! Keys, reasons and payloads come from other people, and may hold anything. All output goes through here, where
+//! characters that control a terminal become visible, long lines are wrapped, and colours are for terminals only.
 
 use std::borrow::Cow;
 use std::fmt::{Arguments, Display, Write as _};
@@ -12,21 +11,21 @@ use serde::Serialize;
 use terminal_size::{Width, terminal_size_of};
 use unicode_width::UnicodeWidthStr;
 
-/// The columns of a terminal that does not say how many it has.
-const USUAL: usize = 80;
+/// The columns of a terminal that does not report its width.
+const DEFAULT_COLUMNS: usize = 80;
 /// Lines are not wrapped to fewer columns than these.
-const LEAST: usize = 20;
-/// Where the texts of fields begin.
+const MIN_COLUMNS: usize = 20;
+/// The column at which the texts of fields begin.
 const FIELD: usize = 14;
 
-/// What a colour stands for.
+/// The meaning of a colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tint {
     /// A heading.
     Heading,
-    /// Something is wrong.
+    /// A problem.
     Wrong,
-    /// Something is to be looked at.
+    /// Something that an operator should look at.
     Notable,
 }
 
@@ -42,29 +41,29 @@ impl Tint {
     }
 }
 
-/// Prints a line, wrapped to the terminal's columns, with what follows the first below its text.
+/// Prints a line, wrapped to the terminal's columns. Further lines are indented below the text of the first.
 pub fn line(words: Arguments<'_>) {
     put(None, &words.to_string());
 }
 
-/// Likewise, in a colour.
+/// Prints a line as [`line()`] does, in a colour.
 pub fn tinted(tint: Tint, words: Arguments<'_>) {
     put(Some(tint), &words.to_string());
 }
 
-/// Prints a name and what is to be said of it, in columns of their own.
+/// Prints a name and its text, in columns of their own.
 pub fn field(name: &str, text: &str) {
     let name = visible(name);
     lay(None, &format!("  {name:<11} {}", visible(text.trim_end())), FIELD);
 }
 
-/// Prints a line as it is: for JSON, and for what is copied from the screen.
+/// Prints a line as it is: for JSON, and for text to copy from the screen.
 pub fn exact(words: Arguments<'_>) {
     if let Err(error) = super::progress::aside(|| writeln!(std::io::stdout(), "{words}")) {
         if error.kind() != ErrorKind::BrokenPipe {
             eprintln!("error: failed to write to standard output: {error}");
         }
-        // Not everything has been told.
+        // The output is not complete.
         std::process::exit(1);
     }
 }
@@ -75,7 +74,7 @@ pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says what came of a command: an object for programs, or words.
+/// Prints the result of a command: an object for programs, or words.
 pub fn told(as_json: bool, object: &impl Serialize, words: impl Display) -> anyhow::Result<()> {
     if as_json {
         return json(object);
@@ -84,29 +83,31 @@ pub fn told(as_json: bool, object: &impl Serialize, words: impl Display) -> anyh
     Ok(())
 }
 
-/// Says on standard error why the program fails.
+/// Prints on standard error why the program fails.
 pub fn error(words: &str) {
     let label = if colourful(&std::io::stderr()) { Tint::Wrong.dye("error:") } else { "error:".into() };
     let lines: Vec<Cow<'_, str>> = words.split('\n').map(visible).collect();
     eprintln!("{label} {}", lines.join("\n"));
 }
 
-/// Says on standard error what a person should know meanwhile.
+/// Prints a note on standard error.
 pub fn note(words: Arguments<'_>) {
     super::progress::aside(|| eprintln!("{}", visible(&words.to_string())));
 }
 
-/// Whether colours are wanted there: by NO_COLOR they are not.
+/// Whether a stream gets colours: not with NO_COLOR.
 pub fn colourful(stream: &impl IsTerminal) -> bool {
     let no = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
     stream.is_terminal() && !no && !dumb
 }
 
-/// The columns of standard output. What is no terminal has no bounds.
+/// The columns of standard output; nothing if it is not a terminal, which has no limit.
 pub fn columns() -> Option<usize> {
     let stdout = std::io::stdout();
-    stdout.is_terminal().then(|| terminal_size_of(&stdout).map_or(USUAL, |(Width(columns), _)| usize::from(columns)))
+    stdout
+        .is_terminal()
+        .then(|| terminal_size_of(&stdout).map_or(DEFAULT_COLUMNS, |(Width(columns), _)| usize::from(columns)))
 }
 
 fn put(tint: Option<Tint>, words: &str) {
@@ -118,7 +119,7 @@ fn put(tint: Option<Tint>, words: &str) {
 fn lay(tint: Option<Tint>, text: &str, hang: usize) {
     let tint = tint.filter(|_| colourful(&std::io::stdout()));
     let lines = match columns() {
-        Some(columns) => wrapped(text, columns.max(LEAST), hang),
+        Some(columns) => wrapped(text, columns.max(MIN_COLUMNS), hang),
         None => vec![text.to_owned()],
     };
     for line in lines {
@@ -129,8 +130,8 @@ fn lay(tint: Option<Tint>, text: &str, hang: usize) {
     }
 }
 
-/// Whether a character would move a cursor, change what is shown or its order, or be seen by nobody, so that two keys
-/// look alike.
+/// Whether a character would move a cursor, change what is shown or its order, or be invisible, so that two keys look
+/// alike.
 pub fn steers(c: char) -> bool {
     let unseen = matches!(c,
         '\u{ad}'
@@ -145,7 +146,7 @@ pub fn steers(c: char) -> bool {
     c.is_control() || unseen
 }
 
-/// `text` with what steers terminals in words: `\n`, `\u{1b}`.
+/// `text` with characters that control terminals as words: `\n`, `\u{1b}`.
 pub fn visible(text: &str) -> Cow<'_, str> {
     if !text.contains(steers) {
         return Cow::Borrowed(text);
@@ -157,7 +158,7 @@ pub fn visible(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// JSON in which no string holds what steers terminals, with the same meaning. Only strings can hold any of it.
+/// Equivalent JSON in which no string holds characters that control terminals. Only strings can hold any.
 fn tame_json(json: &str) -> Cow<'_, str> {
     if !json.contains(steers) {
         return Cow::Borrowed(json);
@@ -176,7 +177,7 @@ fn tame_json(json: &str) -> Cow<'_, str> {
     Cow::Owned(tame)
 }
 
-/// `text` as one word for a shell, also when it holds what cannot be typed.
+/// `text` as one word for a shell, also when it holds characters that cannot be typed.
 pub fn quoted(text: &str) -> String {
     if !text.contains(steers) {
         return format!("'{}'", text.replace('\'', r"'\''"));
@@ -201,28 +202,28 @@ pub fn width(text: &str) -> usize {
     UnicodeWidthStr::width(text)
 }
 
-/// The longest beginning of `text` that takes at most so many columns.
+/// The longest beginning of `text` that takes at most `columns` columns.
 pub fn beginning(text: &str, columns: usize) -> &str {
     let ends = text.char_indices().skip(1).map(|(at, _)| at).chain([text.len()]);
-    // A character more may be a mark on the one before, and take none; a mark that joins may even take some back.
+    // The next character may be a mark on the one before, and take no column; a mark that joins may even take one back.
     let fits = ends.take_while(|end| width(&text[..*end]) <= columns + 1).filter(|end| width(&text[..*end]) <= columns);
     &text[..fits.last().unwrap_or(0)]
 }
 
-/// The longest end of `text` that takes at most so many columns.
+/// The longest end of `text` that takes at most `columns` columns.
 pub fn end(text: &str, columns: usize) -> &str {
     let starts = text.char_indices().rev().map(|(at, _)| at);
     let fits = starts.take_while(|start| width(&text[*start..]) <= columns + 1);
     &text[fits.filter(|start| width(&text[*start..]) <= columns).last().unwrap_or(text.len())..]
 }
 
-/// Lines of at most so many columns, broken between words where that is possible. All but the first are indented.
+/// Lines of at most `columns` columns, broken between words if possible. All but the first are indented.
 fn wrapped(text: &str, columns: usize, hang: usize) -> Vec<String> {
     let hang = hang.min(columns / 2);
     let (mut lines, mut rest, mut indent) = (Vec::new(), text, 0);
     while indent + width(rest) > columns {
         let fitting = beginning(rest, columns - indent);
-        // Spaces at the beginning are the line's own indentation, and no place to break it.
+        // Spaces at the beginning are the line's own indentation, so the line must not break there.
         let own = rest.len() - rest.trim_start_matches(' ').len();
         let next_is_space = rest[fitting.len()..].starts_with(' ');
         let cut = if next_is_space {
@@ -292,7 +293,7 @@ mod tests {
         for (text, columns, first, last) in table {
             assert_eq!((beginning(text, columns), end(text, columns)), (first, last), "{text}");
         }
-        // An accent of its own belongs to the letter before it.
+        // A combining accent belongs to the letter before it.
         assert_eq!(beginning("e\u{301}x", 1), "e\u{301}");
     }
 

@@ -9,16 +9,16 @@ use roundelay_config::listen_address;
 
 use super::{ConfigFile, screen, shutdown_on_signal};
 
-/// Answers the admin API and the dashboard, until SIGTERM or SIGINT.
+/// Serves the admin API and the dashboard, until SIGTERM or SIGINT.
 ///
-/// On 127.0.0.1:15680 by default, where everybody on this machine may look, and whoever has a token may do
-/// what it allows. Elsewhere it needs TLS, or a proxy that has it, and everybody needs a token: see
-/// `roundelay token` and docs/api.md. A worker answers too, when api.listen is set.
+/// The default address is 127.0.0.1:15680. There, every user of this machine may look, and a token allows more, by its
+/// scope. On other addresses it needs TLS, or a proxy that has TLS, and every request needs a token: see `roundelay
+/// token` and docs/api.md. A worker serves the API too, when api.listen is set.
 #[derive(Args)]
 pub struct Serve {
     #[command(flatten)]
     config: ConfigFile,
-    /// Where to answer, in place of api.listen.
+    /// The address, in place of api.listen.
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = listen_address)]
     listen: Option<SocketAddr>,
     /// Only print the OpenAPI document that describes the API.
@@ -33,7 +33,7 @@ impl Serve {
             return Ok(());
         }
         let mut config = self.config.load()?;
-        let address = self.listen.or(config.api.listen).unwrap_or(api::USUAL);
+        let address = self.listen.or(config.api.listen).unwrap_or(api::DEFAULT_ADDRESS);
         config.api.listen = Some(address);
         let shutdown = shutdown_on_signal()?;
         let listener = Listener::bind(&config.api, address).await?;

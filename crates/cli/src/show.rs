@@ -2,10 +2,10 @@
 
 use anyhow::{Error, bail};
 use clap::Args;
-use roundelay_admin::inspect::broker::Asked;
+use roundelay_admin::inspect::broker::BrokerStatus;
 use roundelay_admin::inspect::chain::{AttemptReport, ChainReport, look};
 use roundelay_admin::inspect::failures::FailureReport;
-use roundelay_admin::inspect::words::rough;
+use roundelay_admin::inspect::format::rough;
 use roundelay_model::calendar::At;
 use roundelay_model::clock::Time;
 use serde_json::Value;
@@ -15,9 +15,9 @@ use super::progress::waiting;
 use super::screen::{self, Tint, field, tinted};
 use super::steer::ledger;
 
-/// Occurrences shown to people after the next one.
+/// How many occurrences after the next one are shown to people.
 const AHEAD: usize = 3;
-/// Bytes of what a run has handed on, and of the payload, that are shown to people.
+/// How many bytes of carry and payload are shown to people.
 const SHOWN: usize = 400;
 
 /// Shows one chain: what it is doing and why, what is next, how its last runs ended.
@@ -25,11 +25,11 @@ const SHOWN: usize = 400;
 pub struct Show {
     #[command(flatten)]
     config: ConfigFile,
-    /// The kind.
+    /// The kind of the chain.
     kind: String,
-    /// The entity.
+    /// The key of the entity.
     key: String,
-    /// So many of its last attempts.
+    /// How many of the last attempts to show.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=10_000))]
     last: u32,
     /// Print a JSON object, with nothing cut.
@@ -43,9 +43,9 @@ impl Show {
         let ledger = ledger(&config).await?;
         let (kind, key) = (&self.kind, &self.key);
         let waits = waiting("asking ledger and broker");
-        // Of an entity of which nothing is known, there is nothing to ask the broker about.
+        // For an unknown entity, there is no queue to ask the broker about.
         let known = !ledger.chains(kind.clone(), key.clone()).await?.is_empty();
-        let asked = if known { Asked::once(&config).await } else { Asked::Embedded };
+        let asked = if known { BrokerStatus::once(&config).await } else { BrokerStatus::Embedded };
         let entity = look(kind, key, self.last, &config, &*ledger, &asked).await?;
         drop(waits);
         if entity.is_unknown() {
@@ -61,7 +61,7 @@ impl Show {
         if let Some(chain) = &entity.chain {
             print(chain, now);
         }
-        // One that has ended is of the past, as soon as there is a rotation to look at.
+        // A manual run that has ended is not shown if there is a rotation.
         if let Some(single) = entity.single.iter().find(|one| entity.chain.is_none() || one.state != "retired") {
             out!("its manual run:");
             print(single, now);
@@ -122,7 +122,7 @@ fn print(chain: &ChainReport, now: Time) {
     }
 }
 
-/// A time, and how far away it is.
+/// A time, and its distance from now.
 fn when(at: At, now: Time) -> String {
     let time = at.shown();
     if time > now {

@@ -13,45 +13,45 @@ use super::forecast::Forecast;
 use super::progress::{bar, waiting};
 use super::{grouped, screen};
 
-/// Runs the real engine in virtual time: on your configuration, or where everything goes wrong.
+/// Runs the real engine in virtual time: on your configuration, or with faults.
 ///
-/// With --config FILE it tells what that configuration will do to its upstream before it is
-/// deployed: how many runs of each kind start, how late, how old data gets, how evenly it is all
-/// spread, and whether it can keep up. Handlers are modelled, as [kinds.….model] says.
+/// With --config FILE it forecasts what that configuration does to its upstream before it is deployed: how many runs of
+/// each kind start, how late, how old data gets, how evenly it is all spread, and whether it can keep up. Handlers are
+/// modelled, as [kinds.….model] says.
 ///
-/// With --throttle N/DURATION it tells whether workers that share a limit ever start too much, and how much of
-/// it they use, over days in which workers die and freeze, the ledger is away and its clock jumps.
+/// With --throttle N/DURATION it checks whether workers that share a limit ever start too much, and how much of it they
+/// use, over days in which workers die and freeze, the ledger is unavailable and its clock jumps.
 ///
-/// With --faults it looks for a way to break the engine. Each seed is one run: three workers, a broker and a ledger in memory, a storm in which workers
-/// are killed between any two steps, frozen and cut off, messages get lost, doubled and reordered,
-/// publishes and commits go unheard, broker and ledger go away, clocks jump and operators steer; and
-/// a calm in which everything must come to rest. The first seeds kill a worker at every labelled
-/// point, singly and then in pairs. Whatever must never happen is told with the seed, its plan, the
-/// smallest plan that is enough for it, and the command that runs it again.
+/// With --faults it looks for a way to break the engine. Each seed is one run: three workers, a broker and a ledger in
+/// memory, a time of faults in which workers are killed between any two steps, frozen and cut off, messages get lost,
+/// doubled and reordered, confirmations of publishes and commits get lost, broker and ledger are unavailable, clocks
+/// jump and operators give orders; and a calm time in which everything must come to rest. The first seeds kill a worker
+/// at every labelled point, singly and then in pairs. A violation is reported with the seed, its plan, the smallest
+/// plan that is enough for it, and the command that runs it again.
 #[derive(Args)]
 pub struct Simulate {
-    /// Let things go wrong. Without it, only the dice and the latencies differ from seed to seed.
+    /// Inject faults. Without it, only random choices and latencies differ from seed to seed.
     #[arg(long)]
     faults: bool,
-    /// How many seeds; 100 unless --seed is given.
+    /// How many seeds to run; 100 unless --seed is given.
     #[arg(long)]
     seeds: Option<u64>,
     /// The first seed; alone, the only one.
     #[arg(long)]
     seed: Option<u64>,
-    /// Only the faults with these numbers, of one seed.
+    /// Only inject the faults with these numbers, of one seed.
     #[arg(long, value_name = "N,N…", value_delimiter = ',', requires = "seed", conflicts_with = "seeds")]
     only: Option<Vec<usize>>,
-    /// Print everything that happens; for one seed.
+    /// Print every event; for one seed.
     #[arg(long, requires = "seed", conflicts_with = "seeds")]
     log: bool,
-    /// Threads.
+    /// How many threads run seeds.
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
-    /// Let workers share this throttle, for days, while things go wrong: so many starts, and in how long.
+    /// Let workers share this throttle, for days, with faults: how many starts, and in what time.
     #[arg(long, value_name = "N/DURATION", value_parser = window, group = "subject", conflicts_with_all = ["faults", "seeds", "only", "log", "threads"])]
     throttle: Option<(u32, Duration)>,
     #[command(flatten)]
@@ -101,7 +101,7 @@ impl Simulate {
         Ok(())
     }
 
-    /// A throttle over days.
+    /// Simulates a throttle over days.
     fn paced(&self, allow: u32, per: Duration) -> anyhow::Result<()> {
         let workers = usize::from(self.forecast.workers);
         let (length, seed) = (self.forecast.length, self.seed.unwrap_or(0));
@@ -130,7 +130,7 @@ impl Simulate {
         Ok(())
     }
 
-    /// One seed, whole or in part, told in full.
+    /// Runs one seed, whole or in part, and prints it in full.
     fn one(&self, seed: u64) -> anyhow::Result<()> {
         let none = Vec::new();
         let only = if self.faults { self.only.as_ref() } else { Some(&none) };

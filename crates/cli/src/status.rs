@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use clap::Args;
-use roundelay_admin::inspect::broker::Asked;
+use roundelay_admin::inspect::broker::BrokerStatus;
 use roundelay_admin::inspect::failures::then;
 use roundelay_broker::Depth;
 use roundelay_config::Config;
@@ -24,15 +24,15 @@ use super::table::{Cell, Column, Table};
 use super::throttle::described;
 use super::{ConfigFile, grouped};
 
-/// Kept failures shown.
+/// How many kept failures are shown.
 const FAILURES: u32 = 10;
-/// Stuck chains shown.
+/// How many stuck chains are shown.
 const STUCK: u32 = 10;
 
 /// Shows how the chains are: sleeping, running, due, overdue and why, failed.
 ///
-/// The figures come from the ledger and not from workers, which may be what is stuck; where a
-/// broker can be reached, what waits in its queues is shown beside them.
+/// The figures come from the ledger and not from workers, which may hang; if the broker can be reached, the messages
+/// that wait in its queues are shown beside them.
 #[derive(Args)]
 pub struct Status {
     #[command(flatten)]
@@ -59,7 +59,7 @@ impl Status {
         let throttles = Throttled::look(config.throttles.clone(), &*ledger).await?;
         let throttles = Throttles::new(throttles, &census, &config);
         waits.now("asking the broker");
-        let broker = Asked::once(&config).await;
+        let broker = BrokerStatus::once(&config).await;
         drop(waits);
         let stuck = late.into_iter().map(|chain| {
             let queue = &chain.hint.queue;
@@ -80,7 +80,7 @@ impl Status {
     }
 }
 
-/// Throttles, and why starts wait for them, where they do.
+/// Throttles, and why starts wait for them, if they do.
 struct Throttles(Vec<(Throttled, Option<String>)>);
 
 impl Throttles {
@@ -103,7 +103,7 @@ impl Throttles {
     }
 }
 
-/// What there is to tell of some of these: the chain, whether its tick has begun, and since when it is overdue.
+/// Some overslept chains: the chain, whether its tick has begun, and since when it is overdue.
 async fn some_overslept(
     ledger: &dyn Ledger,
     found: Vec<Overslept>,
@@ -111,7 +111,7 @@ async fn some_overslept(
     let mut all = Vec::new();
     for Overslept { chain: Listed { hint, started_tick, .. }, since } in found.into_iter().take(STUCK as usize) {
         let views = ledger.chains(hint.kind.clone(), hint.key.clone()).await?;
-        // It may have been moved meanwhile.
+        // The chain may have moved meanwhile.
         let Some(view) = views.into_iter().find(|view| view.hint == hint) else { continue };
         let ChainView { hint, state, sent, looks, watch_at, holder, .. } = view;
         let begun = started_tick >= hint.tick || hint.attempt > 1;
@@ -122,7 +122,7 @@ async fn some_overslept(
 
 struct Stuck {
     chain: LateChain,
-    /// Since when it is overdue, if its due time does not say so.
+    /// Since when the chain is overdue, if its due time does not show that.
     since: Option<Time>,
     why: String,
 }
@@ -140,7 +140,7 @@ impl Stuck {
     }
 }
 
-/// All there is to show.
+/// The content of the output.
 struct Report {
     now: Time,
     calendar: Arc<Calendar>,
@@ -148,14 +148,14 @@ struct Report {
     stuck: Vec<Stuck>,
     throttles: Throttles,
     failures: Vec<Failure>,
-    broker: Asked,
+    broker: BrokerStatus,
 }
 
 impl Report {
     fn json(&self, config: &Config) -> Value {
         let depths = match &self.broker {
-            Asked::Depths(depths) => depths.iter().collect(),
-            Asked::Embedded | Asked::Away(_) => Vec::new(),
+            BrokerStatus::Depths(depths) => depths.iter().collect(),
+            BrokerStatus::Embedded | BrokerStatus::Away(_) => Vec::new(),
         };
         let depths: serde_json::Map<_, _> = depths
             .into_iter()
@@ -225,7 +225,7 @@ impl Report {
             Column::number("consumers").spare(),
         ]);
         for queue in &self.census.queues {
-            // What was not asked is not known, and not zero.
+            // An unknown value is not shown as zero.
             let depth = self.broker.depth(&queue.queue);
             let known = |number: fn(Depth) -> u64| depth.map_or("-".into(), |depth| grouped(number(depth)));
             table.row([

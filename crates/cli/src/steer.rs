@@ -1,4 +1,4 @@
-//! `roundelay pause`, `resume`, `retire`, `recover`, `run` and `advance`: an operator's word on chains.
+//! `roundelay pause`, `resume`, `retire`, `recover`, `run` and `advance`: orders for chains.
 
 use std::io::IsTerminal;
 
@@ -17,7 +17,7 @@ use super::confirm::confirmed;
 use super::progress::waiting;
 use super::{ConfigFile, screen};
 
-/// Which chains: those that fit all that is given.
+/// Which chains: those that match all options.
 #[derive(Args)]
 struct Chains {
     #[command(flatten)]
@@ -31,14 +31,14 @@ struct Chains {
     /// All chains of the kind.
     #[arg(long, conflicts_with = "key")]
     all: bool,
-    /// Chains that belong to this owner. Without anything else it is for the owner as a whole: also for
-    /// one-off jobs of hers, those included that wait in queues already.
+    /// Chains that belong to this owner. Without another option the order is for the owner as a whole: also for the
+    /// owner's one-off jobs, including those that wait in queues already.
     #[arg(long)]
     owner: Option<String>,
-    /// Chains whose keys fit: `*` stands for anything, `?` for one character. `eu/*`
+    /// Chains whose keys match: `*` stands for anything, `?` for one character. `eu/*`
     #[arg(long, value_name = "PATTERN", conflicts_with = "key")]
     key_like: Option<String>,
-    /// Do not ask, however many chains it is about.
+    /// Do not ask, however many chains there are.
     #[arg(long)]
     yes: bool,
     /// Only count the chains that would be changed.
@@ -49,16 +49,16 @@ struct Chains {
     json: bool,
 }
 
-/// Stops chains; they keep their place.
+/// Pauses chains; they keep their place in the rotation.
 ///
 /// When the command has returned, no new run of them begins. What runs at that moment finishes.
 ///
 ///   roundelay pause sync app-17                 one chain
 ///   roundelay pause sync --all                  all of a kind
-///   roundelay pause --owner channel-9           all that belongs to somebody
+///   roundelay pause --owner channel-9           all that belongs to an owner
 ///   roundelay pause sync --key-like 'eu/*'      by pattern
 ///
-/// With more than one chain it asks first. With no terminal to ask at, --yes is needed (or --all, which
+/// With more than one chain it asks first. Without a terminal to ask at, --yes is needed (or --all, which
 /// says it).
 #[derive(Args)]
 #[command(verbatim_doc_comment)]
@@ -69,8 +69,8 @@ pub struct Pause {
 
 /// Lets paused chains tick again; overdue ones at once.
 ///
-/// Which ones is said as for `roundelay pause`. What an owner was told as a whole is taken back only with
-/// --owner alone.
+/// Options select chains as for `roundelay pause`. An order for an owner as a whole is taken back only with --owner
+/// alone.
 #[derive(Args)]
 pub struct Resume {
     #[command(flatten)]
@@ -79,9 +79,9 @@ pub struct Resume {
 
 /// Ends chains.
 ///
-/// When the command has returned, no new run of them begins. What runs at that moment finishes.
-/// `roundelay enroll --revive` begins them anew. Which ones is said as for `roundelay pause`; --owner alone
-/// is for an owner that is gone, of whom nothing is to run any more.
+/// When the command has returned, no new run of them begins. What runs at that moment finishes. `roundelay enroll
+/// --revive` begins them anew. Options select chains as for `roundelay pause`; --owner alone is for an owner that is
+/// gone, for whom nothing is to run any more.
 #[derive(Args)]
 pub struct Retire {
     #[command(flatten)]
@@ -123,7 +123,7 @@ impl Chains {
             let waits = waiting("counting chains");
             let count = ledger.matching(which.clone(), order).await?;
             drop(waits);
-            // What is no longer configured can still be changed, if it is there.
+            // A kind that is no longer configured can still have chains, and these can be changed.
             if let Some(kind) = which.kind.as_ref().filter(|_| count == 0) {
                 config.kind(kind).map_err(Error::msg)?;
             }
@@ -131,7 +131,7 @@ impl Chains {
                 let would = json!({ "would_be": done, "chains": count });
                 return screen::told(self.json, &would, format_args!("{} would be {done}", plural(count)));
             }
-            // A script that says --all has said that it means many.
+            // A script with --all has confirmed that it changes many chains.
             let agreed = count <= 1 || self.yes || (self.all && !std::io::stdin().is_terminal());
             if !confirmed(&format!("{verb} {}", plural(count)), agreed)? {
                 bail!("nothing was changed");
@@ -144,15 +144,15 @@ impl Chains {
     }
 }
 
-/// Lets chains go on that were set aside.
+/// Resumes quarantined chains.
 ///
-/// A chain over which three workers have died is quarantined, so that no fourth does: `roundelay show` says so. When its
-/// handler or payload is mended, this command lets it go on.
+/// A chain over which three workers have died is quarantined, so that a fourth does not: `roundelay show` says so. When
+/// its handler or payload is mended, this command resumes it.
 ///
-/// A message that is ahead of the ledger shows that the ledger was restored from an older copy.
-/// Its chain is quarantined then: it does not tick, and `roundelay status` shows it. This command
-/// begins a new epoch for each of them, due at once, in which messages of the time before mean
-/// nothing. Entities that were enrolled after the copy was made must be enrolled again.
+/// A message that is ahead of the ledger shows that the ledger was restored from an older copy. Its chain is
+/// quarantined then: it does not tick, and `roundelay status` shows it. This command begins a new epoch for each of
+/// them, due at once; messages of earlier epochs have no effect. Entities that were enrolled after the copy was made
+/// must be enrolled again.
 #[derive(Args)]
 pub struct Recover {
     #[command(flatten)]
@@ -163,8 +163,8 @@ pub struct Recover {
     /// Only the chain with this key.
     #[arg(long)]
     key: Option<String>,
-    /// Every chain that has not ended, quarantined or not: the thing to do right after a restore,
-    /// before the workers start. Paused ones stay paused.
+    /// Every chain that has not ended, quarantined or not: use this right after a restore, before the workers start.
+    /// Paused chains stay paused.
     #[arg(long)]
     all: bool,
     /// Print a JSON object.
@@ -188,23 +188,23 @@ impl Recover {
     }
 }
 
-/// Without it, clap makes a JSON string of the text.
+/// Without this parser, clap makes a JSON string of the text.
 fn as_json(text: &str) -> Result<Value, String> {
     serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))
 }
 
-/// Runs a chain one time more, now.
+/// Runs a chain one more time, now.
 ///
-/// It is a run of the chain, which nothing loses and nothing doubles, with retries by the kind's policy: its attempts are
-/// in the chain's history, its failed parts are the chain's, and cooldowns count it. It does not shift the rotation. While
-/// one is pending, another is refused.
+/// This is a run of the chain, never lost and never doubled, with retries by the kind's policy: its attempts are in the
+/// chain's history, its failed parts are the chain's, and cooldowns count it. It does not shift the rotation. While one
+/// is pending, another is refused.
 #[derive(Args)]
 pub struct Run {
     #[command(flatten)]
     config: ConfigFile,
-    /// The kind.
+    /// The kind of the chain.
     kind: String,
-    /// The entity.
+    /// The key of the entity.
     key: String,
     /// The platform queue, in place of the chain's.
     #[arg(long)]
@@ -212,13 +212,13 @@ pub struct Run {
     /// The priority on that queue, in place of the chain's.
     #[arg(long, value_parser = clap::value_parser!(u8).range(0..=9))]
     priority: Option<u8>,
-    /// What the handler gets, as JSON, in place of the chain's. With it, also an entity without a chain runs.
+    /// What the handler gets, as JSON, in place of the chain's. With it, an entity without a chain runs, too.
     #[arg(long, value_name = "JSON", value_parser = as_json)]
     payload: Option<Value>,
-    /// While the rotation runs: `refuse`, run `after` it, or `beside` it. By default as the kind says it.
+    /// While the rotation runs: `refuse`, run `after` it, or `beside` it [default: the kind's setting]
     #[arg(long, value_name = "HOW")]
     if_running: Option<IfRunning>,
-    /// Also within the kind's cooldown.
+    /// Run also within the kind's cooldown.
     #[arg(long)]
     force: bool,
     /// Print a JSON object.
@@ -240,15 +240,15 @@ impl Run {
 
 /// Brings a chain's next tick forward to now.
 ///
-/// The rotation stays one: it is the tick that sleeps now, and what follows counts from this run on. A
-/// retry that waits comes at once, too. For a run beside the rotation see `roundelay run`.
+/// There is still one rotation: the tick that sleeps now runs at once, and later ticks count from this run. A waiting
+/// retry comes at once, too. For a run beside the rotation see `roundelay run`.
 #[derive(Args)]
 pub struct Advance {
     #[command(flatten)]
     config: ConfigFile,
-    /// The kind.
+    /// The kind of the chain.
     kind: String,
-    /// The entity.
+    /// The key of the entity.
     key: String,
     /// Print a JSON object.
     #[arg(long)]
@@ -266,7 +266,7 @@ impl Advance {
     }
 }
 
-/// Opens ledger and broker. Refuses the absence of a ledger, and makes none.
+/// Opens ledger and broker. If the ledger does not exist, this is an error, and none is created.
 pub(super) async fn connections(config: &Config) -> anyhow::Result<Connections> {
     drop(ledger(config).await?);
     let _waits = waiting("opening ledger and broker");
@@ -278,7 +278,7 @@ pub(super) async fn ledger(config: &Config) -> anyhow::Result<std::sync::Arc<dyn
         let absent = "a worker or `roundelay enroll` makes it; is ledger.url right?";
         ensure!(path.exists(), "there is no ledger at {}; {absent}", path.display());
     }
-    // The first command of a new version brings it up to date, which takes its time with a large one.
+    // The first command of a new version migrates the ledger, which takes a while with a large one.
     let _waits = waiting("opening the ledger");
     Ok(Connections::ledger(config).await?)
 }

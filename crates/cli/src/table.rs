@@ -2,14 +2,15 @@
 
 use super::screen::{Tint, beginning, colourful, columns, end, exact, line, tinted, visible, width};
 
-/// Between two columns.
+/// The columns between two columns of the table.
 const GAP: usize = 2;
-/// Shortened texts have at least so many columns.
-const LEAST: usize = 10;
-/// Where nothing is shortened, longer texts push what follows aside, lest one of them widens the whole table.
-const WIDEST: usize = 60;
+/// Shortened texts have at least this many columns.
+const MIN_COLUMNS: usize = 10;
+/// If nothing is shortened, a longer text pushes the rest of its row aside, so that one text does not widen the whole
+/// table.
+const MAX_UNCUT: usize = 60;
 
-/// A column, by what is in it.
+/// A column, by its content.
 pub struct Column {
     title: &'static str,
     shape: Shape,
@@ -18,7 +19,7 @@ pub struct Column {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Shape {
-    /// Shortened in the middle, since names of the same family differ at both ends.
+    /// Shortened in the middle, since similar names differ at both ends.
     Name,
     /// Shortened at its end.
     Text,
@@ -34,12 +35,12 @@ impl Column {
         Self { title, shape: Shape::Name, spare: false }
     }
 
-    /// What is read from the left.
+    /// Texts that are read from the left.
     pub const fn text(title: &'static str) -> Self {
         Self { title, shape: Shape::Text, spare: false }
     }
 
-    /// What is short anyway.
+    /// Texts that are always short.
     pub const fn word(title: &'static str) -> Self {
         Self { title, shape: Shape::Word, spare: false }
     }
@@ -49,7 +50,7 @@ impl Column {
         Self { title, shape: Shape::Number, spare: false }
     }
 
-    /// Left out first where there is no room, the last such column before the others.
+    /// Left out first if there is no room, the last such column before the others.
     pub const fn spare(self) -> Self {
         Self { spare: true, ..self }
     }
@@ -59,7 +60,7 @@ impl Column {
     }
 }
 
-/// What stands in a row and a column.
+/// The content of a row and a column.
 pub struct Cell {
     text: String,
     tint: Option<Tint>,
@@ -142,16 +143,16 @@ impl<const N: usize> Table<N> {
                 Some(tint) => line.push_str(&tint.dye(&text)),
                 None => line.push_str(&text),
             }
-            // What nothing follows needs no spaces behind it.
+            // Nothing follows the last cell, so it needs no spaces behind it.
             owed = after + GAP;
         }
         line
     }
 }
 
-/// How wide the columns are.
+/// The widths of the columns.
 struct Layout {
-    /// Nothing for those that are left out.
+    /// `None` for columns that are left out.
     widths: Vec<Option<usize>>,
     bounded: bool,
     left_out: Vec<&'static str>,
@@ -166,13 +167,13 @@ impl Layout {
         let natural: Vec<usize> = (0..N).map(natural).collect();
         let Some(room) = room else {
             let capped =
-                |(n, wide): (usize, usize)| Some(if table.columns[n].shrinks() { wide.min(WIDEST) } else { wide });
+                |(n, wide): (usize, usize)| Some(if table.columns[n].shrinks() { wide.min(MAX_UNCUT) } else { wide });
             let widths = natural.into_iter().enumerate().map(capped).collect();
             return Self { widths, bounded: false, left_out: Vec::new() };
         };
         let mut widths: Vec<Option<usize>> = natural.iter().map(|wide| Some((*wide).min(room))).collect();
         let mut left_out = Vec::new();
-        let least = |n: usize| width(table.columns[n].title).max(LEAST);
+        let least = |n: usize| width(table.columns[n].title).max(MIN_COLUMNS);
         shrink(&mut widths, room, |n| table.columns[n].shrinks().then(|| least(n)));
         while total(&widths) > room {
             let spare = (0..N).rev().find(|n| table.columns[*n].spare && widths[*n].is_some());
@@ -180,14 +181,14 @@ impl Layout {
             widths[n] = None;
             left_out.insert(0, table.columns[n].title);
         }
-        // What became free is for those that gave.
+        // The width that became free goes to the columns that were shortened.
         for n in (0..N).filter(|n| table.columns[*n].shrinks()) {
             if let Some(wide) = &mut widths[n] {
                 *wide = natural[n].min(room);
             }
         }
         shrink(&mut widths, room, |n| table.columns[n].shrinks().then(|| least(n)));
-        // A terminal that is narrower than a table of the barest kind.
+        // A terminal that is narrower than the narrowest table.
         shrink(&mut widths, room, |n| table.columns[n].shrinks().then_some(1));
         shrink(&mut widths, room, |_| Some(1));
         Self { widths, bounded: true, left_out }
@@ -200,7 +201,7 @@ fn total(widths: &[Option<usize>]) -> usize {
     widths.iter().flatten().sum::<usize>() + GAP * shown.saturating_sub(1)
 }
 
-/// Takes from the widest, one column after the other, until all fits or nothing has more than its least.
+/// Takes from the widest column, one after the other, until all fits or every column has its least.
 fn shrink(widths: &mut [Option<usize>], room: usize, least: impl Fn(usize) -> Option<usize>) {
     while total(widths) > room {
         let gives = |n: &usize| widths[*n].is_some_and(|wide| least(*n).is_some_and(|least| wide > least));
@@ -209,7 +210,7 @@ fn shrink(widths: &mut [Option<usize>], room: usize, least: impl Fn(usize) -> Op
     }
 }
 
-/// `text` in at most so many columns.
+/// `text` in at most `wide` columns.
 fn shortened(text: &str, wide: usize, shape: Shape) -> String {
     if width(text) <= wide {
         return text.to_owned();

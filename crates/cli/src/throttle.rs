@@ -1,4 +1,4 @@
-//! `roundelay throttle`: how throttles are, and an operator's word on them.
+//! `roundelay throttle`: the state of throttles, and orders for them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,24 +15,24 @@ use roundelay_model::pacing::orders::Orders;
 use roundelay_model::pacing::slots::{Limits, View, Window};
 use serde_json::{Value, json};
 
-use super::fleet::somebody;
+use super::fleet::current_user;
 use super::progress::waiting;
 use super::screen::{self, Tint, field};
 use super::steer::ledger;
 use super::table::{Cell, Column, Table};
 use super::{ConfigFile, grouped};
 
-/// Keys that are shown to people.
+/// How many keys are shown to people.
 const KEYS: usize = 20;
 
-/// Shows throttles, changes what they allow, holds and releases them, while workers run.
+/// Shows throttles, changes their limits, holds and releases them, while workers run.
 ///
-///   roundelay throttle list                                    how all of them are
-///   roundelay throttle show ios                                one, with what was ordered by whom
+///   roundelay throttle list                                    the state of all of them
+///   roundelay throttle show ios                                one, with its orders and who gave them
 ///   roundelay throttle set ios --allow 20 --per 1m             in place of the configured limits
 ///   roundelay throttle reset ios                               the configured limits again
 ///   roundelay throttle hold ios --for 30m --why 'they are down'
-///   roundelay throttle release ios                             also what an upstream has asked for
+///   roundelay throttle release ios                             also a hold that an upstream has asked for
 ///
 /// Orders are kept in the ledger. They hold for all workers, and all keys of a throttle, from the next slot
 /// on, and until they are taken back: restarts and changes of the configuration leave them as they are.
@@ -48,14 +48,14 @@ enum Word {
     List(List),
     Show(Show),
     Set(Set),
-    /// Goes back to the configured limits.
-    Reset(About),
+    /// Restores the configured limits.
+    Reset(OrderArgs),
     Hold(Hold),
-    /// Ends a hold, an operator's as well as one that an upstream has asked for.
+    /// Ends a hold, of an operator or of an upstream.
     ///
-    /// It reopens gently. An upstream that did not work counts as one that works until it fails again, and what
-    /// remained of its budget is forgotten.
-    Release(About),
+    /// The throttle reopens with a slow start. An upstream with failures counts as working until it fails again, and
+    /// the rest of its budget is forgotten.
+    Release(OrderArgs),
 }
 
 /// Lists the throttles of the configuration.
@@ -75,58 +75,58 @@ struct Show {
     config: ConfigFile,
     /// A name under [throttles].
     name: String,
-    /// Only this one of its keys.
+    /// Only this key.
     key: Option<String>,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
 }
 
-/// Which throttle, and who says so.
+/// Which throttle, and who gives the order.
 #[derive(Args)]
-struct About {
+struct OrderArgs {
     #[command(flatten)]
     config: ConfigFile,
     /// A name under [throttles].
     name: String,
-    /// Who orders it, for those who look later.
-    #[arg(long, value_name = "NAME", default_value_t = somebody())]
+    /// Who gives the order, for people who read it later.
+    #[arg(long, value_name = "NAME", default_value_t = current_user())]
     by: String,
-    /// Print a JSON object: the throttle as it is then.
+    /// Print a JSON object: the throttle as it is after the order.
     #[arg(long)]
     json: bool,
 }
 
-/// Sets other limits than the configured ones.
+/// Sets limits in place of the configured ones.
 ///
-/// What is not said stays as it is in force; of a burst that would be more than --allow, as much as that.
-/// Further windows (`also`) hold as configured.
+/// An option that is left out keeps the value in force; a burst that would exceed --allow becomes --allow. Additional
+/// windows (`also`) stay as configured.
 #[derive(Args)]
 struct Set {
     #[command(flatten)]
-    about: About,
-    /// So many starts in each window.
+    about: OrderArgs,
+    /// How many starts each window allows.
     #[arg(long, value_name = "N")]
     allow: u32,
     /// The length of the window: `1m`, `10s`.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     per: Option<Duration>,
-    /// So many of them may follow each other at once after a pause.
+    /// How many starts may follow each other at once after a pause.
     #[arg(long, value_name = "N")]
     burst: Option<u32>,
 }
 
-/// Lets nothing start for a while.
+/// Holds a throttle: nothing starts for a while.
 ///
-/// What runs finishes. Another hold replaces it, and one that an upstream has asked for counts if it is longer.
+/// What runs finishes. Another hold replaces it; a hold that an upstream has asked for counts if it is longer.
 #[derive(Args)]
 struct Hold {
     #[command(flatten)]
-    about: About,
-    /// For so long from now: `30m`.
+    about: OrderArgs,
+    /// How long from now: `30m`.
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
     span: Duration,
-    /// Why, for those who wonder why nothing runs.
+    /// The reason, for people who ask why nothing runs.
     #[arg(long, value_name = "TEXT")]
     why: String,
 }
@@ -149,8 +149,8 @@ impl Throttle {
     }
 }
 
-impl About {
-    /// Gives an order, and says what it comes to; or how the throttle is then.
+impl OrderArgs {
+    /// Gives an order, and prints its result, or the throttle as it is after the order.
     async fn order(
         self,
         give: impl AsyncFnOnce(&Operator<'_>, &str) -> operate::Result<Ordered<Orders>>,
@@ -194,7 +194,7 @@ impl List {
         for throttled in &all {
             let ordered = if throttled.orders.limits.is_some() { " (ordered)" } else { "" };
             let allows = format!("{}{ordered}", throttled.limits);
-            // Of many keys the one that was used last.
+            // If there are many keys, the one that was used last.
             let (used, next): (String, String) = match throttled.keys.first() {
                 _ if !throttled.is_counted_here() => ("-".into(), "-".into()),
                 Some((_, view)) => (used(view), throttled.from_now(view.opens)),
@@ -295,7 +295,7 @@ fn queues(name: &str, config: &Config) -> Vec<String> {
     paced.map(|(queue, _)| queue.clone()).collect()
 }
 
-/// Who waits, the highest priority first, as far as the ledger knows: by the queues that have such a priority.
+/// The queues that wait, the highest priority first, as far as the ledger knows.
 fn waits(throttled: &Throttled, config: &Config) -> Vec<String> {
     let mut priorities: Vec<i32> = throttled.keys.iter().flat_map(|(_, view)| view.waiting.iter().copied()).collect();
     priorities.sort_unstable_by(|a, b| b.cmp(a));
@@ -309,7 +309,7 @@ fn waits(throttled: &Throttled, config: &Config) -> Vec<String> {
     priorities.into_iter().map(of).collect()
 }
 
-/// All about a throttle, for machines.
+/// Everything about a throttle, as JSON.
 pub fn described(throttled: &Throttled, config: &Config) -> Value {
     let Throttled { name, settings, limits, orders, remembered, .. } = throttled;
     let ordered = orders.limits.as_ref().map(|said| json!({ "by": said.by, "at": throttled.at(said.at) }));

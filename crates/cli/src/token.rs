@@ -20,8 +20,8 @@ use super::table::{Cell, Column, Table};
 
 /// Creates, lists and revokes tokens for the API.
 ///
-/// Whoever shows a token may do what its scope allows: `read` looks, `operate` also changes what chains, queues
-/// and throttles do and publishes jobs, `admin` also creates and revokes tokens.
+/// A token allows what its scope says: `read` looks, `operate` also changes chains, queues and throttles and publishes
+/// jobs, `admin` also creates and revokes tokens.
 #[derive(Args)]
 #[command(arg_required_else_help = true)]
 pub struct TokenCommand {
@@ -36,17 +36,17 @@ enum Verb {
     Revoke(Revoke),
 }
 
-/// Creates a token, and prints it on standard output: only now, since the ledger keeps a hash alone.
+/// Creates a token, and prints it on standard output: only now, since the ledger keeps only a hash.
 #[derive(Args)]
 struct Create {
     #[command(flatten)]
     config: ConfigFile,
-    /// What it is called, where the audit and `token list` name it: letters, digits, `-`, `_`, `.`.
+    /// The name of the token, for the audit and `token list`: letters, digits, `-`, `_`, `.`.
     name: String,
-    /// What its holder may do: read, operate or admin.
+    /// What the token allows: read, operate or admin.
     #[arg(long)]
     scope: Scope,
-    /// After so long it is worth nothing. Never, when nothing is said.
+    /// How long the token is valid [default: without end]
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     expires: Option<Duration>,
     /// Print a JSON object.
@@ -64,12 +64,12 @@ struct List {
     json: bool,
 }
 
-/// Revokes a token: from now on it is worth nothing.
+/// Revokes a token: from now on the token is not valid.
 #[derive(Args)]
 struct Revoke {
     #[command(flatten)]
     config: ConfigFile,
-    /// What it is called.
+    /// The name of the token.
     name: String,
     /// Print a JSON object.
     #[arg(long)]

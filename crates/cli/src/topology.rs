@@ -36,10 +36,10 @@ enum Command {
     Users(Users),
 }
 
-/// Declares what is missing.
+/// Declares missing exchanges and queues.
 ///
-/// Workers do so too when they start. What exists with other properties is never changed: it is
-/// named, and `check` says how to mend it.
+/// Workers do so too when they start. An exchange or queue that exists with other properties is never changed: it is
+/// reported, and `check` says how to mend it.
 #[derive(Args)]
 struct Apply {
     #[command(flatten)]
@@ -49,10 +49,10 @@ struct Apply {
     json: bool,
 }
 
-/// Says exactly what differs on the broker, effective policies included, and how to mend it.
+/// Reports the exact differences on the broker, effective policies included, and how to mend them.
 ///
-/// Arguments and policies are read from the management API, so set broker.management; without it
-/// only existence is checked, and that is said. Exit code 1 when something is wrong.
+/// Arguments and policies are read from the management API, so set broker.management; without it only existence is
+/// checked, and the output says so. Exit code 1 when something is wrong.
 #[derive(Args)]
 struct Check {
     #[command(flatten)]
@@ -69,23 +69,24 @@ struct Check {
 struct Export {
     #[command(flatten)]
     config: ConfigFile,
-    /// With the users that `topology users` shows, and hashes of their passwords: import it as it is, on a broker
+    /// Include the users that `topology users` shows, and hashes of their passwords: import it as it is, on a broker
     /// that has none of them.
     ///
     /// The password of `worker` is in the file `worker` of the folder of --passwords, or in the variable
-    /// ROUNDELAY_PASSWORD_WORKER; likewise the others. The file that is written is readable by you alone.
+    /// ROUNDELAY_PASSWORD_WORKER; the other users' passwords in files and variables of their names. Only you can read
+    /// the file that is written.
     #[arg(long)]
     users: bool,
-    /// Where the passwords are: a file for each user, with its name. A newline at the end does not count.
+    /// The folder of the passwords: a file for each user, with the user's name. A newline at the end does not count.
     #[arg(long, value_name = "FOLDER", requires = "users")]
     passwords: Option<PathBuf>,
     /// These users get no password: they log in with a certificate.
     #[arg(long, value_name = "USER,…", value_delimiter = ',', requires = "users")]
     certificates: Vec<Role>,
-    /// Where to; `-` is standard output.
+    /// The file to write; `-` is standard output.
     #[arg(long, value_name = "FILE", default_value = "rabbitmq/definitions.json")]
     output: PathBuf,
-    /// Print a JSON object: where it is, and how much there is. On standard output the topology itself is JSON.
+    /// Print a JSON object: the file's path, and how much there is. On standard output the topology itself is JSON.
     #[arg(long)]
     json: bool,
 }
@@ -100,11 +101,11 @@ struct Users {
     /// Print the commands that create the virtual host and the users, for a shell on the broker's machine.
     #[arg(long, conflicts_with = "json")]
     commands: bool,
-    /// Where those commands read the passwords: a file for each user, with its name. Without it they ask.
+    /// Where those commands read the passwords: a file for each user, with the user's name. Without it they ask.
     #[arg(long, value_name = "FOLDER", requires = "commands")]
     passwords: Option<PathBuf>,
     /// Print the virtual host and the permissions in RabbitMQ's definitions format, without the users themselves: for a
-    /// broker that gets their passwords elsewhere, as that of the Compose file does.
+    /// broker that gets their passwords in another way, as that of the Compose file does.
     #[arg(long, conflicts_with_all = ["json", "commands"])]
     definitions: bool,
     /// Print a JSON object.
@@ -131,7 +132,7 @@ impl Apply {
         let broker = connect(&config).await?;
         broker.apply(&topology).await?;
         broker.close().await;
-        // Also what the workers of the ledger are held to, if there is one yet.
+        // Also checks against what the ledger's workers have agreed on, if there is a ledger yet.
         if !matches!(&config.ledger.url, LedgerUrl::Sqlite(path) if !path.exists()) {
             topology_guard::adopt(&*Connections::ledger(&config).await?, &config).await?;
         }
@@ -243,8 +244,8 @@ impl Users {
     }
 }
 
-/// What creates the virtual host and the users (pure). Passwords come from standard input, where nobody sees them
-/// in a list of processes.
+/// The commands that create the virtual host and the users (pure). Passwords come from standard input, so that they are
+/// not in a list of processes.
 fn commands(vhost: &str, users: &[(Role, Permissions)], passwords: Option<&Path>) -> Vec<String> {
     let vhost = word(vhost);
     let mut all = vec![format!("rabbitmqctl add_vhost {vhost}")];
@@ -266,7 +267,7 @@ fn vhost(config: &Config) -> anyhow::Result<String> {
     }
 }
 
-/// The password of a user: from its file, or else from its variable.
+/// The password of a user: from the user's file, or else from the variable.
 fn password(role: Role, folder: Option<&Path>, variable: impl Fn(&str) -> Option<String>) -> anyhow::Result<String> {
     let name = format!("ROUNDELAY_PASSWORD_{}", role.name().to_uppercase());
     let file = folder.map(|folder| folder.join(role.name())).filter(|file| file.exists());
@@ -291,7 +292,7 @@ fn password(role: Role, folder: Option<&Path>, variable: impl Fn(&str) -> Option
     Ok(password.into())
 }
 
-/// Writes a file; what is `secret` for nobody else to read, also where the file was there before.
+/// Writes a file; a `secret` one is readable by its owner only, also if the file existed before.
 fn write(path: &Path, text: &str, secret: bool) -> std::io::Result<()> {
     if !secret {
         return std::fs::write(path, text);
@@ -307,7 +308,7 @@ async fn connect(config: &Config) -> anyhow::Result<RabbitBroker> {
     if matches!(config.broker.url, BrokerUrl::Embedded) {
         bail!("broker.url is `embedded`, whose topology lives and dies with its worker; set it to amqp://…");
     }
-    // Whoever says so here declares, whatever workers do.
+    // This command declares, whatever the configuration says for workers.
     Ok(RabbitBroker::open(&BrokerSettings { declare: true, ..config.broker.clone() }).await?)
 }
 

@@ -14,10 +14,10 @@ use wildmatch::WildMatch;
 
 use super::{ConfigFile, shutdown_on_signal};
 
-/// Configurations that were read and not taken over yet.
+/// How many configurations may wait until the worker uses them.
 const UNREAD: usize = 4;
 
-/// How the standard library is told the stack size of threads that set none.
+/// The variable that tells the standard library the stack size of threads that set none.
 const STACK_VARIABLE: &str = "RUST_MIN_STACK";
 /// Enough for headers nested as deep as a frame of 128 KiB allows (26,000 arrays), with a reserve.
 /// Only addresses are reserved; memory is used when such a message comes.
@@ -39,16 +39,15 @@ pub fn with_deep_stacks() {
     }
 }
 
-/// Runs what is due, until SIGTERM or SIGINT.
+/// Runs due jobs, until SIGTERM or SIGINT.
 ///
-/// Any number of workers may run on the same queues. On the signal it stops taking messages, lets
-/// what runs finish (bounded by the grace), and leaves nothing unacknowledged; a second signal
-/// ends it at once, which loses nothing either: what it held is delivered again (programs that it
-/// has started run on).
+/// Any number of workers may run on the same queues. On the signal it stops taking messages, lets what runs finish
+/// (bounded by the grace), and leaves nothing unacknowledged; a second signal ends it at once, which loses nothing
+/// either: what it held is delivered again (programs that it has started run on).
 ///
-/// On SIGHUP it reads its configuration file again. If something in it is wrong, it says so and goes on
-/// with the old one. Else kinds' schedules, guards, timeouts and retries change at once, and chains that
-/// sleep move to where a new schedule has them; what needs a restart is named in the log.
+/// On SIGHUP it reads its configuration file again. If something in it is wrong, the worker logs that and keeps the old
+/// one. Else kinds' schedules, guards, timeouts and retries change at once, and sleeping chains move to where a new
+/// schedule has them; the log names what needs a restart.
 #[derive(Args)]
 pub struct Worker {
     #[command(flatten)]
@@ -56,18 +55,18 @@ pub struct Worker {
     /// Only these queues; `*` stands for anything: `sync-*-ios,default`.
     #[arg(long, value_name = "GLOB,…", value_delimiter = ',')]
     queues: Vec<String>,
-    /// How long running jobs may go on after the signal, in place of worker.grace.
+    /// How long running jobs may continue after the signal, in place of worker.grace.
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     grace: Option<Duration>,
-    /// Where to answer /metrics, /healthz and /readyz, in place of worker.listen. There is no
-    /// authentication: whoever reaches the port may read.
+    /// Where to answer /metrics, /healthz and /readyz, in place of worker.listen. There is no authentication: every
+    /// client that reaches the port may read.
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = listen_address)]
     listen: Option<SocketAddr>,
 }
 
 impl Worker {
     pub async fn run(self) -> anyhow::Result<()> {
-        // First of all, since a SIGHUP ends a process that does not listen.
+        // This comes first, since a SIGHUP ends a process that does not listen for it.
         let hangups = signal(SignalKind::hangup())?;
         let config = self.load()?;
         let queues = matching(config.queues.keys(), &self.queues)?;
@@ -80,11 +79,11 @@ impl Worker {
         }
     }
 
-    /// Reads the configuration at each SIGHUP, for ever.
+    /// Reads the configuration at each SIGHUP, without end.
     async fn read_again(&self, mut hangups: Signal, send: mpsc::Sender<Config>) -> anyhow::Result<()> {
         while hangups.recv().await.is_some() {
             match self.load() {
-                // Nobody takes it while the worker starts or stops.
+                // While the worker starts or stops, the channel has no reader.
                 Ok(config) => drop(send.send(config).await),
                 Err(error) => {
                     tracing::error!("the configuration was not read again, and the old one goes on: {error:#}");

@@ -44,7 +44,7 @@ impl ApiSettings {
     /// # Errors
     /// Says what the settings must not be there.
     pub fn anonymous_on(&self, address: SocketAddr) -> Result<Scope, String> {
-        // Whoever calls a proxy on this machine comes from this machine.
+        // All calls that a proxy on this machine passes on come from this machine.
         let reachable = !is_loopback(address) || self.behind_proxy;
         match self.anonymous {
             None if reachable => Ok(Scope::None),

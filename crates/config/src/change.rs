@@ -140,7 +140,7 @@ fn said(settings: &impl std::fmt::Debug) -> String {
     format!("{settings:?}")
 }
 
-/// What of a schedule says when a sleeping chain wakes.
+/// The settings of a schedule that say when a sleeping chain wakes.
 fn when(recurrence: &Option<Recurrence>) -> Option<(&roundelay_model::schedule::Rhythm, Duration, bool)> {
     let schedule = &recurrence.as_ref()?.schedule;
     Some((&schedule.rhythm, schedule.jitter, schedule.spread_phase))

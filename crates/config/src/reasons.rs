@@ -92,7 +92,7 @@ pub(super) struct OfKind {
     pub(super) on_exit: BTreeMap<String, String>,
 }
 
-/// A kind's reasons over those of all kinds, and what of its replies means which.
+/// The reasons of a kind, over those of all kinds, and which reply means which reason.
 pub(super) fn of_kind(
     problems: &mut Problems,
     name: &str,

@@ -9,10 +9,10 @@ use super::secret::{is_secret, takes_a_file};
 
 /// The same configuration with `…` in place of what may be secret, and without comments. Of a secret that `text`
 /// has elsewhere, what may be shown stands in its place: so it can be read again, for a simulation, without
-/// that place. `fetched` are the secrets that are in force, whoever stated them. Nothing when `text` is not TOML.
+/// that place. `fetched` are the secrets that are in force. Nothing when `text` is not TOML.
 pub(super) fn shown(text: &str, fetched: &BTreeMap<Vec<String>, Secret>) -> Option<String> {
     let mut table: Table = text.parse().ok()?;
-    // Keys have a form, too, and whoever reads this again has nothing to open.
+    // Keys have a form, too, and a reader of the redacted text has nothing to open with them.
     table.remove(KEYS);
     let mut path = Vec::new();
     for (key, value) in &mut table {
@@ -25,7 +25,7 @@ pub(super) fn shown(text: &str, fetched: &BTreeMap<Vec<String>, Secret>) -> Opti
 
 /// What cannot be hidden and read again, and its table: a secret to sign with has a form.
 const LEFT_OUT: (&str, &str) = ("http", "sign");
-/// Likewise.
+/// The table of keys, which cannot be hidden and read again either.
 const KEYS: &str = "encryption";
 
 fn hide(path: &mut Vec<String>, value: &mut Value, fetched: &BTreeMap<Vec<String>, Secret>) {

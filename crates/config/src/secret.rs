@@ -37,7 +37,7 @@ const SECRETS: [&[&str]; 16] = [
     &["tracing", "headers", "*"],
     &["encryption", "keys", "*"],
 ];
-/// Likewise.
+/// The variables of a program that handles jobs: the user's own names, too.
 const ENVIRONMENT: &[&str] = &["kinds", "*", "handler", "exec", "env", "*"];
 
 /// Whether a setting may be secret.
@@ -72,8 +72,8 @@ pub struct Outside<'a> {
 /// A setting of which something is wrong, and what.
 type Wrong = (Vec<String>, String);
 
-/// Puts the text of secrets in place of the tables that say where it is. Tells the text of each secret that there
-/// is then, whoever stated it, and what is wrong.
+/// Puts the text of secrets in place of the tables that say where it is. Returns the text of each secret that
+/// there is then, and what is wrong.
 pub fn fetch(tree: &mut Value, outside: &Outside<'_>) -> (BTreeMap<Vec<String>, Secret>, Vec<Wrong>) {
     let (mut fetched, mut wrong) = (BTreeMap::new(), Vec::new());
     walk(tree, &mut Vec::new(), outside, &mut fetched, &mut wrong);
@@ -138,7 +138,7 @@ fn walk(
 pub fn read(path: &Path) -> Result<String, String> {
     let shown = path.display();
     let cannot = |error: std::io::Error| format!("the file {shown} cannot be read: {error}");
-    // Whoever opens a named pipe would wait for a writer.
+    // To open a named pipe would wait for a writer.
     let is = std::fs::metadata(path).map_err(cannot)?;
     if !is.is_file() {
         return Err(format!("{shown} is not a file"));
@@ -392,7 +392,7 @@ mod tests {
         // All of them at once, and no more than is wrong.
         let message = load("[broker]\nurl = { file = '/a' }\n[ledger]\nurl = { file = '/b' }", &[]).unwrap_err();
         assert_eq!(message.lines().count(), 2, "{message}");
-        // Whoever may send a text, as to simulate it, reads no file by it.
+        // A text that a caller sends, to simulate it say, must not make the program read a file.
         let error = Config::parse("[broker]\nurl = { file = '/etc/passwd' }", "r.toml", []).unwrap_err().to_string();
         assert!(error.contains("broker.url: no file is read here"), "{error}");
     }

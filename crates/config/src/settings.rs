@@ -155,15 +155,15 @@ pub struct KindSettings {
     pub spawn: SpawnSettings,
     /// A template for the key over the columns of a roster.
     pub roster_key: Option<String>,
-    /// Likewise for its queue. Where it gives nothing, `queue` says.
+    /// The template of its queue. Where the template gives nothing, `queue` says.
     pub roster_queue: Option<String>,
-    /// Likewise for its priority. Where it gives nothing, `priority` says.
+    /// The template of its priority. Where the template gives nothing, `priority` says.
     pub roster_priority: Option<String>,
     /// Where its entities are listed, if its chains follow a list.
     pub roster: Option<RosterSettings>,
-    /// Likewise for the owner.
+    /// The template of its owner.
     pub roster_owner: Option<String>,
-    /// Likewise for a schedule of the chain's own: see [`OwnSchedule`].
+    /// The template of the chain's own schedule: see [`OwnSchedule`].
     pub roster_schedule: Option<String>,
     /// What `simulate` takes its handler for; workers do not look at it.
     pub model: ModelSettings,

@@ -46,7 +46,7 @@ fn the_environment_goes_over_the_file() {
         ("ROUNDELAY__KINDS__SYNC__HANDLER__HTTP__HEADERS__X_TOKEN", "true"),
         ("ROUNDELAY__KINDS__SYNC__HANDLER__HTTP__HEADERS__X_OTHER", "1_000"),
         ("ROUNDELAY__KINDS__SYNC__RETRY__BACKOFF__BASE", "3s"),
-        // Empty sets nothing, and what has only one underscore is somebody else's.
+        // An empty variable sets nothing, and one with a single underscore is not Roundelay's.
         ("ROUNDELAY__BROKER__MANAGEMENT", ""),
         ("ROUNDELAY_LOG", "debug"),
     ];

@@ -12,9 +12,9 @@
 //! | `vitals`, `in_hand`, `unique`, `suspects`, `wall`, `left_behind` | leases; messages in hand; places of unique jobs; runs that are kept apart; the wall clock; chains that dead workers have left |
 //! | `stop` | the signals by which a worker stops |
 //!
-//! A message is delivered to `consume`, and `pipeline` processes it: `pipeline` claims a chain's tick, `attempt` runs it and
-//! writes its end, and `one_off` does the same for a job without a chain (`redelivered` when a worker had it before).
-//! `outbox` and `discover` make messages and chains of what a run asks for, and `publishing` sends them over [`Dispatch`].
+//! A message is delivered to `consume`, and `pipeline` says how a run goes, whatever its source. `tick` is the source for
+//! chains, which asks for its claim (`claim`), and `one_off` for jobs without a chain (`redelivered` when a worker had it
+//! before). Both get their `permit`, and `call` calls the handler. `outbox` and `discover` make messages and chains of what a run asks for, and `publishing` sends them over [`Dispatch`].
 //! An order is done by `orders`.
 //!
 //! Beside the pipeline run `heartbeat` (the session and its leases), `presence` (what the worker does, and what operators
@@ -29,11 +29,12 @@
 //! and a [`life::Probe`] watches it.
 
 mod assemble;
-mod attempt;
 mod builder;
+mod call;
 mod catalog;
 mod catch_up;
 pub mod chores;
+mod claim;
 pub mod companion;
 mod concurrency;
 mod connections;
@@ -60,6 +61,7 @@ mod outbox;
 pub mod overslept;
 mod pace;
 mod patient;
+mod permit;
 mod pipeline;
 mod presence;
 pub mod publish;
@@ -81,6 +83,7 @@ mod supervised;
 mod suspects;
 pub mod telemetry;
 pub mod throttle;
+mod tick;
 pub mod topology_guard;
 pub mod trace;
 mod unique;

@@ -8,24 +8,29 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use futures_util::future::join;
 use roundelay_broker::Delivery;
 use roundelay_config::{KindSettings, MAX_HELD, Unique, UniqueUntil};
 use roundelay_ledger::{ChainState, RunningJob};
 use roundelay_model::clock::Time;
 use roundelay_model::encryption::Unopened;
-use roundelay_model::failure::FailedItem;
+use roundelay_model::failure::{FailedItem, Failure, ItemEnd};
 use roundelay_model::job;
 use roundelay_model::job::{Envelope, Job};
-use roundelay_model::outcome::{Decision, Next, Outcome, Verdict, Yield, decide};
+use roundelay_model::outcome::{Decision, Next, Outcome, RetryPolicy, Verdict, Yield};
 use roundelay_model::progress::Progress;
 use roundelay_model::reason::{Class, Reason};
 
-use crate::attempt::Pace;
+use crate::call::{Call, Pace};
 use crate::core::Core;
+use crate::desk::Open;
 use crate::life::Point;
-use crate::outbox::Asking;
+use crate::outbox::Asked;
+use crate::permit::Permit;
+use crate::pipeline::{Asks, Source, Start, Work};
 use crate::queue::QueueRun;
+use crate::redelivered::Released;
 use crate::replay::superseded;
 use crate::settlement::Settlement;
 use crate::trace::Run;
@@ -33,6 +38,18 @@ use crate::{reconcile, sealing};
 
 /// How often a job of a paused owner looks whether it may run.
 const OWNER_PAUSED: Duration = Duration::from_secs(30);
+
+/// The run of a one-off job.
+struct JobRun<'a> {
+    core: &'a Core,
+    work: Work<'a>,
+    released: Released,
+    /// The part of an entity that the job is for, until the handler's outcome is judged.
+    failure: Option<Failure>,
+    /// What has become of that part; `None` when it is only put off.
+    part_ends: Option<ItemEnd>,
+    settlement: Settlement,
+}
 
 impl Core {
     /// Puts a job off that does not open.
@@ -88,54 +105,77 @@ impl Core {
             return Settlement::Requeue;
         };
         trace.spent("permit", (waiting, trace.begin()), || queue.paced_by());
+        let work = Work { queue, kind: &kind, envelope: &envelope, id: &id, trace: &trace };
+        self.permitted_job(work, unique, released, permit).await
+    }
+
+    /// The life of a one-off job that has its permit.
+    async fn permitted_job(
+        &self,
+        work: Work<'_>,
+        unique: Option<Unique>,
+        released: Released,
+        permit: Permit,
+    ) -> Settlement {
+        let Work { queue, kind, envelope, id, trace } = work;
         if !self.taken_in_hand(&released, queue).await {
             return Settlement::Requeue;
         }
-        // It may have waited for room, slot and ledger for minutes, and its owner may have been paused meanwhile.
-        let owner = self.owner_of(&envelope).await;
+        // The job may have waited for room, slot and ledger for minutes, and its owner may have been paused meanwhile.
+        let owner = self.owner_of(envelope).await;
         if !lets_start(owner) {
             drop(permit);
             // The job does not run, so no worker can die over it.
             if !self.out_of_hand(&released).await {
                 return Settlement::Requeue;
             }
-            return self.owner_says_no(&kind, &envelope, queue, owner, &trace).await;
+            return self.owner_says_no(kind, envelope, queue, owner, trace).await;
         }
         if unique.is_some_and(|unique| unique.until == UniqueUntil::Start) {
-            if !self.unique.give_place(&envelope, &id).await {
+            if !self.unique.give_place(envelope, id).await {
                 return Settlement::Requeue;
             }
             self.observing.life.reached(Point::PlaceGivenBefore).await;
         }
         let longest = kind.timeout.min(MAX_HELD);
-        let failure = match part {
+        let failure = match reconcile::is_part(id) {
             false => None,
-            true => match self.publishing.hold_part(&envelope, queue, (&id, longest)).await {
+            true => match self.publishing.hold_part(envelope, queue, (id, longest)).await {
                 Ok(failure) => Some(failure),
                 Err(settlement) if self.out_of_hand(&released).await => return settlement,
                 Err(_) => return Settlement::Requeue,
             },
         };
-        let (now, calendar) = (self.ledger.now(), self.ledger.calendar());
-        let due = envelope.due.unwrap_or(now);
+        let call = self.call_of_job(&work, longest, failure.as_ref(), permit);
         let desk = self.observing.desk.open_job(RunningJob {
-            id: id.clone(),
+            id: id.to_owned(),
             worker: self.worker.to_string(),
             kind: envelope.kind.clone(),
             key: envelope.key.clone(),
             queue: queue.name.to_string(),
             attempt: envelope.attempt,
-            started: now,
+            started: call.pace.at,
             progress: Progress::default(),
         });
+        self.observing.life.reached(Point::JobTaken).await;
+        let mut run = JobRun { core: self, work, released, failure, part_ends: None, settlement: Settlement::Requeue };
+        self.run(work, &mut run, Start::Call(Box::new(call), desk)).await;
+        run.settlement
+    }
+
+    /// What a job's handler is called with.
+    fn call_of_job(&self, work: &Work<'_>, longest: Duration, part: Option<&Failure>, permit: Permit) -> Call {
+        let Work { queue, envelope, id, .. } = work;
+        let (now, calendar) = (self.ledger.now(), self.ledger.calendar());
+        let due = envelope.due.unwrap_or(now);
         let job = Job {
-            seed: job::seed(&envelope.kind, &envelope.key, &id),
-            id: id.clone(),
+            seed: job::seed(&envelope.kind, &envelope.key, id),
+            id: (*id).to_owned(),
             kind: envelope.kind.clone(),
             key: envelope.key.clone(),
             queue: queue.name.to_string(),
             tick: None,
-            attempt: failure.as_ref().map_or(envelope.attempt, reconcile::attempt),
+            attempt: part.map_or(envelope.attempt, reconcile::attempt),
             owner: envelope.owner.clone(),
             carry: serde_json::Value::Null,
             unavailable: Vec::new(),
@@ -144,76 +184,8 @@ impl Core {
             grace: Duration::ZERO,
             payload: envelope.payload.clone(),
         };
-        self.observing.life.reached(Point::JobTaken).await;
         let pace = Pace { due, at: now, deadline: now + longest, longest, by: None };
-        let mut outcome = match self.handle(queue, (job, desk.reporter()), pace, permit, &trace).await.outcome {
-            Outcome::DoneWith(Yield { batch, .. }) if !batch.is_empty() => {
-                Outcome::fail(Reason::new(Class::Answer, "only a tick of a chain can wait for a batch"))
-            }
-            outcome => outcome,
-        };
-        drop(desk);
-        if !self.out_of_hand(&released).await {
-            return Settlement::Requeue;
-        }
-        drop(released);
-        self.observing.life.reached(Point::JobHandled).await;
-        let at = self.ledger.now();
-        kind.policies.judge(&kind.retry, &mut outcome, (&envelope.kind, &envelope.key), at);
-        let (mut outcome, mut retry) = kind.policies.rule(outcome, &kind.retry);
-        let end = failure.and_then(|failure| self.catalog.settle_part(&failure, &kind, &mut outcome, at));
-        let once = reconcile::once();
-        if part {
-            // Whether there is another attempt is said in the part's row.
-            retry = &once;
-        }
-        let ladder = &self.publishing.dispatch.ladder;
-        let mut decision = decide(None, retry, envelope.attempt, outcome, at, ladder, &self.entropy);
-        self.observing.note(&envelope, queue, None, &decision, false, &trace);
-        let yields = std::mem::take(&mut decision.yields);
-        let keys = self.publishing.keys();
-        let asking = Asking {
-            id: &id,
-            kind: &envelope.kind,
-            queue: &queue.name,
-            owner: envelope.owner.as_deref(),
-            depth: envelope.depth,
-            bounds: kind.spawn,
-            at,
-            keys: &keys,
-            calendar: &self.ledger.calendar(),
-            slack: self.catch_up.slack,
-        };
-        let asked = self.catalog.asked(&asking, yields);
-        if !asked.envelopes.is_empty() || !asked.chains.is_empty() || !asked.failed.is_empty() {
-            let accept = || {
-                let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
-                self.ledger.accept(kind, key, asked.spawned(&keys), asked.chains.clone(), asked.failed.clone())
-            };
-            let Some(begun) = self.ledger.retry_until_stopped("accept what a job asks for", accept).await else {
-                return Settlement::Requeue;
-            };
-            join(self.publishing.send_first(begun, at, &trace), self.publishing.send_spawned(asked.envelopes, &trace))
-                .await;
-        }
-        let safe = match (&end, decision.next) {
-            (Some(end), _) => self.publishing.end_part(&id, end, at).await,
-            (None, Next::Snooze { due }) if part => self.publishing.postpone_part(&id, due).await,
-            (None, _) => true,
-        };
-        match decision.next {
-            _ if !safe => Settlement::Requeue,
-            _ if end.is_some() => self.publishing.forget(&id).await,
-            Next::End | Next::Tick { .. } | Next::Gather => self.job_ended(&kind, &envelope, &id, decision, at).await,
-            Next::Attempt { attempt, due } => {
-                let again = Envelope { attempt, ..envelope.due_at(due) };
-                self.publishing.send_job(&again, &queue.name, at, &trace).await
-            }
-            Next::Snooze { due } => {
-                let again = envelope.due_at(due);
-                self.publishing.send_job(&again, &queue.name, at, &trace).await
-            }
-        }
+        Call { job, pace, permit }
     }
 
     /// Keeps what went wrong, and gives up what the job had.
@@ -304,6 +276,72 @@ impl Core {
                 Some(self.publishing.forget(id).await)
             }
         }
+    }
+}
+
+#[async_trait]
+impl Source for JobRun<'_> {
+    async fn handled(&mut self, desk: Open, _called: bool) -> bool {
+        drop(desk);
+        if !self.core.out_of_hand(&self.released).await {
+            return false;
+        }
+        self.released.let_others_run();
+        self.core.observing.life.reached(Point::JobHandled).await;
+        true
+    }
+
+    fn gather(&mut self, outcome: &mut Outcome, _at: Time) {
+        if matches!(outcome, Outcome::DoneWith(Yield { batch, .. }) if !batch.is_empty()) {
+            *outcome = Outcome::fail(Reason::new(Class::Answer, "only a tick of a chain can wait for a batch"));
+        }
+    }
+
+    fn settle(&mut self, outcome: &mut Outcome, at: Time) -> Option<RetryPolicy> {
+        let failure = self.failure.take()?;
+        self.part_ends = self.core.catalog.settle_part(&failure, self.work.kind, outcome, at);
+        // Whether there is another attempt is said in the part's row.
+        Some(reconcile::once())
+    }
+
+    fn asks(&self) -> Asks<'_> {
+        let Work { envelope, kind, .. } = self.work;
+        Asks { owner: envelope.owner.as_deref(), depth: envelope.depth, bounds: kind.spawn }
+    }
+
+    async fn end(&mut self, at: Time, decision: Decision, asked: Asked) {
+        let Self { core, work: Work { queue, kind, envelope, id, trace }, part_ends, .. } = self;
+        core.observing.note(envelope, queue, None, &decision, false, trace);
+        if !asked.envelopes.is_empty() || !asked.chains.is_empty() || !asked.failed.is_empty() {
+            let keys = core.publishing.keys();
+            let accept = || {
+                let (kind, key) = (envelope.kind.clone(), envelope.key.clone());
+                core.ledger.accept(kind, key, asked.spawned(&keys), asked.chains.clone(), asked.failed.clone())
+            };
+            let Some(begun) = core.ledger.retry_until_stopped("accept what a job asks for", accept).await else {
+                return;
+            };
+            join(core.publishing.send_first(begun, at, trace), core.publishing.send_spawned(asked.envelopes, trace))
+                .await;
+        }
+        let safe = match (&*part_ends, decision.next) {
+            (Some(end), _) => core.publishing.end_part(id, end, at).await,
+            (None, Next::Snooze { due }) if reconcile::is_part(id) => core.publishing.postpone_part(id, due).await,
+            (None, _) => true,
+        };
+        self.settlement = match decision.next {
+            _ if !safe => Settlement::Requeue,
+            _ if part_ends.is_some() => core.publishing.forget(id).await,
+            Next::End | Next::Tick { .. } | Next::Gather => core.job_ended(kind, envelope, id, decision, at).await,
+            Next::Attempt { attempt, due } => {
+                let again = Envelope { attempt, ..envelope.clone().due_at(due) };
+                core.publishing.send_job(&again, &queue.name, at, trace).await
+            }
+            Next::Snooze { due } => {
+                let again = envelope.clone().due_at(due);
+                core.publishing.send_job(&again, &queue.name, at, trace).await
+            }
+        };
     }
 }
 

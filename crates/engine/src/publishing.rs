@@ -210,9 +210,9 @@ impl Publishing {
                 }
             }
         });
-        let sent: Vec<String> = sent.buffer_unordered(IN_FLIGHT).filter_map(async |id| id).collect().await;
+        let sent: Vec<Option<String>> = sent.buffer_unordered(IN_FLIGHT).collect().await;
         self.life.reached(Point::SpawnedSent).await;
-        if let Err(error) = self.ledger.forget_jobs(sent).await {
+        if let Err(error) = self.ledger.forget_jobs(sent.into_iter().flatten().collect()).await {
             tracing::warn!(%error, "failed to take sent jobs out of the outbox; they are sent again");
         }
         self.life.reached(Point::SpawnedForgotten).await;

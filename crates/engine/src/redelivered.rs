@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep};
 
 use crate::core::Core;
-use crate::pipeline::MOST_WAITING;
+use crate::permit::MOST_WAITING;
 use crate::queue::QueueRun;
 use crate::reconcile;
 use crate::settlement::Settlement;
@@ -36,6 +36,13 @@ fn name(envelope: &Envelope, named: bool, delivery: &Delivery) -> String {
 pub(super) struct Released {
     name: Option<String>,
     _kept: Kept,
+}
+
+impl Released {
+    /// The handler has ended, so that others may run.
+    pub(super) fn let_others_run(&mut self) {
+        self._kept = Kept::Nothing;
+    }
 }
 
 impl Core {
@@ -76,7 +83,7 @@ impl Core {
         Err(Settlement::Requeue)
     }
 
-    /// The session that goes on; `None` when the message had better come again.
+    /// The session that goes on; `None` when the message is to come again.
     async fn session(&self, queue: &QueueRun) -> Option<i64> {
         tokio::select! {
             biased;

@@ -19,7 +19,7 @@ pub const KEPT: usize = 64 * 1024;
 pub const EXCERPT: usize = 200;
 /// The longest reason that a handler may give, in characters; the rest is cut off.
 const LONGEST_REASON: usize = 1_000;
-/// The longest name of a reason, likewise.
+/// The longest name of a reason that a handler may give, in characters; the rest is cut off.
 const LONGEST_CODE: usize = 100;
 
 /// The outcome that `text` decides on: `None` when it is not a JSON object with `outcome`, or with

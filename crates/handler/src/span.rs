@@ -40,7 +40,7 @@ impl HandlerSpan {
         Some((handling.context.clone(), handling.call().take()))
     }
 
-    /// The header `traceparent` of calls that belong to the run; nothing when nobody traces it.
+    /// The header `traceparent` of calls that belong to the run; nothing when the run is not traced.
     pub fn traceparent(&self) -> Option<String> {
         self.0.as_ref().map(|handling| handling.context.traceparent())
     }

@@ -14,7 +14,7 @@ pub const CLASS: &str = "deaths: ";
 pub const SET_ASIDE: &str = "deaths: three workers died while they ran it, so its handler or payload may end the process \
      (by deep recursion, or for want of memory)";
 
-/// Why the record of a claim ends as lost over which nobody died: its answer did not reach who had asked.
+/// Why the record of a claim ends as lost although no worker died: the answer did not reach the worker that had asked.
 pub const UNHEARD: &str = "its worker never heard that it had this claim";
 
 /// Beside what a run may run in its worker.

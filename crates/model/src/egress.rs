@@ -186,8 +186,9 @@ impl Reach {
         Err(Refused { host: bare(host).to_owned(), address, closed: closed.what, guarded: closed.guarded })
     }
 
-    /// Whether `url` may be called, as far as it has an address itself: no name is looked up then, so nobody else
-    /// looks. `named` says that the address stands in the configuration, and does not come from a job.
+    /// Whether `url` may be called, if its host is an address: no name is looked up then, so the check of looked-up
+    /// addresses does not see it. `named` says that the address stands in the configuration, and does not come from
+    /// a job.
     ///
     /// # Errors
     /// [`Refused`].

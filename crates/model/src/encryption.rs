@@ -3,13 +3,13 @@
 //! What is sealed, by whom and when is said in `crates/engine/src/sealing.rs`; here is how. The cipher is AES-256-SIV (RFC 5297):
 //! it authenticates, and it is deterministic. The same text in the same place gives the same bytes, which this engine
 //! needs: to publish a job again must give the same message, and an entity that is enrolled again must be known to be as
-//! it was. What that tells whoever reads the ledger is that two texts of one place are the same, and nothing else.
+//! it was. A reader of the ledger learns from it only that two texts of one place are the same.
 //!
 //! A sealed text is ASCII: `sealed:1:KEY:BASE64`. That is no JSON, and every text that is not sealed is JSON here, so
 //! neither can be taken for the other, whatever a publisher writes.
 //!
-//! Where a text belongs ([`AssociatedData`]) is authenticated with it. So a sealed text that somebody moves to another chain, or
-//! to another field, does not open there.
+//! Where a text belongs ([`AssociatedData`]) is authenticated with it. So a sealed text that was moved to
+//! another chain, or to another field, does not open there.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -38,7 +38,7 @@ pub const fn longest(text: usize) -> usize {
     text.div_ceil(3) * 4 + ADDED
 }
 
-/// What of its chain or job a text is. Each is a word that is authenticated, so it never changes.
+/// Which text of a chain or a job is sealed. The word is authenticated, so it never changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Field {
     /// What a chain's handler gets.
@@ -76,7 +76,7 @@ impl<'a> AssociatedData<'a> {
         Self { field, kind, key }
     }
 
-    /// A message as a whole, of which nobody knows what it is.
+    /// A whole message, whose kind is not known.
     pub const MESSAGE: Self = Self::new(Field::Message, "", "");
 
     fn parts(&self) -> [&[u8]; 3] {
@@ -264,7 +264,7 @@ impl Keyring {
         String::from_utf8(opened).map(Cow::Owned).map_err(|_| Unopened::Damaged)
     }
 
-    /// Likewise of bytes that [are sealed](is_sealed).
+    /// Opens bytes that [are sealed](is_sealed).
     ///
     /// # Errors
     /// [`Unopened`].
@@ -392,7 +392,7 @@ mod tests {
             (&sealed[..sealed.len() - 4], Unopened::Forged("k1".into())),
             ("sealed:1:k1:", Unopened::Forged("k1".into())),
             ("sealed:1:k3:AAAA", Unopened::NoKey("k3".into())),
-            // No key can be called so, and what nobody has named is not told.
+            // No key can have this name, and the error shows no name that is not a key's.
             ("sealed:1::AAAA", Unopened::Damaged),
             ("sealed:1:a key:AAAA", Unopened::Damaged),
             (&long_name, Unopened::Damaged),

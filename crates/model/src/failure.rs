@@ -24,7 +24,7 @@ pub struct FailedItem {
     pub code: Option<String>,
     /// When it may be fed back; never without it. The engine fills it in.
     pub next_retry_at: Option<Time>,
-    /// It is never tried again by itself. Likewise.
+    /// The engine never tries it again by itself. The engine fills this in.
     pub permanent: bool,
 }
 

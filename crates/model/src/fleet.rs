@@ -1,8 +1,8 @@
 //! The workers of a ledger: what each says of itself, and what operators have ordered of them (pure).
 //!
 //! A worker says every few seconds how it is, in a row of its own in the ledger, and reads there what was
-//! ordered of its queues and of itself. So an operator steers workers without reaching them, and whoever
-//! looks sees all of them, those included that have fallen silent.
+//! ordered of its queues and of itself. So an operator steers workers without a connection to them, and
+//! sees all workers, also those that have fallen silent.
 
 use std::fmt;
 use std::time::Duration;

@@ -31,7 +31,7 @@ pub struct Guard {
 pub struct Past {
     /// When a run of the chain last started; zero when none has.
     pub last_start: Time,
-    /// When one last ended; likewise.
+    /// When a run of the chain last ended; zero when none has.
     pub last_finish: Time,
     /// When the tick is due.
     pub due: Time,

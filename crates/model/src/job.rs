@@ -205,11 +205,11 @@ impl ChainRef {
 pub struct Retry {
     /// Which message lay there: 1 to 64 hexadecimal digits.
     pub of: String,
-    /// Which time it was: likewise.
+    /// Which retry it was: 1 to 64 hexadecimal digits.
     pub by: String,
 }
 
-/// A payload that nobody reads who has no key: see [`crate::encryption`].
+/// A payload that cannot be read without the key: see [`crate::encryption`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sealed {

@@ -40,8 +40,8 @@ pub const AT_THE_DOOR: Duration = Duration::from_millis(10);
 /// RabbitMQ's largest `x-message-ttl`: 2³² − 1 ms, some 49.7 days.
 pub const MAX_RUNG: Duration = Duration::from_millis(u32::MAX as u64);
 
-/// A tick that began later than this after it was due is behind: a few milliseconds more or less do not matter to the
-/// one after it, and that the rungs share the load does. More than [`SHARED`], so that nobody is behind for that alone.
+/// A tick that began later than this after it was due is behind. A few milliseconds more or less do not matter to its
+/// successor, but it matters that the rungs share the load. More than [`SHARED`], so that sharing puts no tick behind.
 const BEHIND: Duration = Duration::from_millis(50);
 /// So much longer than necessary may be the rung on which the successor of such a tick sleeps.
 const SHARED: Duration = Duration::from_millis(20);
@@ -133,8 +133,8 @@ impl Ladder {
     ///
     /// The shortest rung that will do is on time. But where rungs are milliseconds apart, as those of a small jitter
     /// are, what it took to write the decision would bring most messages of a busy worker to the shortest of them,
-    /// and its queue is one process of the broker's. So whoever is behind takes the rung for which the delay was
-    /// chosen, as all do where an interval has but one, and is later than with the shortest by 20 ms at most.
+    /// and its queue is one process of the broker's. So the successor of a tick that is behind takes the
+    /// rung for which the delay was chosen. It is at most 20 ms later than with the shortest.
     pub fn hop_after(&self, late: Duration, remaining: Duration, slop: Duration) -> Hop {
         match self.hop(remaining, slop) {
             Hop::Last { rung: shortest } if late > BEHIND => {
@@ -175,7 +175,7 @@ impl Ladder {
 }
 
 /// The rungs of chains that tick so long after the end of a run. Each is shorter than its delay by [`AT_THE_DOOR`];
-/// without jitter the interval has a rung of its own beside it, for whoever publishes to that by its name.
+/// without jitter the interval also has its exact rung, for clients that publish to it by its name.
 pub fn rungs_of_interval(every: Duration, jitter: Duration) -> Vec<Duration> {
     let mut rungs = jitter_rungs(every, jitter);
     // What is so short that this would be much of it stays as it is.

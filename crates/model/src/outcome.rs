@@ -39,7 +39,7 @@ pub enum Outcome {
         /// What went wrong.
         reason: Reason,
     },
-    /// Not now, and nobody's fault: again after `wait`, with no attempt charged.
+    /// Not now, and this is no failure: again after `wait`, with no attempt charged.
     Snooze {
         /// Why.
         reason: Reason,

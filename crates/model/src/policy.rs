@@ -1,8 +1,8 @@
 //! What follows from a failure by its reason (pure).
 //!
 //! A reply becomes a *code* (by the handler's word, its HTTP status or its exit code), and a code a
-//! [`Policy`]: so it is said once, in the configuration, what `rate_limited` means, whoever says it. What
-//! has no code, or one without settings, is what the outcome says.
+//! [`Policy`]: so the configuration says once what `rate_limited` means, for all handlers. A failure
+//! without a code, or with a code without settings, is what the outcome says.
 //!
 //! For a tick or job the policy is what follows. For a part that failed within a run that worked it
 //! says when, if ever, reconcile feeds it back: see [`Policies::next_try`].
@@ -89,7 +89,7 @@ impl Policies {
 
     /// When a part that has failed for the `attempts`-th time (from 1), last at `at` and with this code, is
     /// to be tried again, or `None` when it never is. `seed` places it within a backoff's jitter: the
-    /// same for the same failure, whoever asks.
+    /// same for the same failure, at each call.
     pub fn next_try(
         &self,
         code: Option<&str>,

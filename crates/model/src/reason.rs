@@ -169,7 +169,7 @@ classes! {
     Owner = "owner",
     /// The worker stopped.
     Stopped = "stopped",
-    /// Somebody else had claimed the tick meanwhile.
+    /// Another worker had claimed the tick meanwhile.
     Fenced = "fenced",
     /// The run never ended: its lease ran out.
     Lost = "lost",

@@ -6,7 +6,7 @@ use crate::clock::Time;
 
 /// The longest `tracestate` that is passed on, in bytes: as much as the standard asks for.
 const LONGEST_STATE: usize = 512;
-/// Somebody records the trace.
+/// The trace is recorded.
 const SAMPLED: u8 = 1;
 /// The flags that are defined: sampled, and that the trace's id is random.
 const KNOWN: u8 = 3;
@@ -66,7 +66,7 @@ impl Context {
         format!("00-{:032x}-{:016x}-{:02x}", self.trace, self.span, self.flags)
     }
 
-    /// Whether somebody records the trace.
+    /// Whether the trace is recorded.
     pub fn sampled(&self) -> bool {
         self.flags & SAMPLED != 0
     }

@@ -23,7 +23,7 @@ fn texts(deliveries: &[Delivery]) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_out_when_the_connection_was_cut_comes_again_first_and_in_order() {
+async fn unsettled_messages_of_a_cut_connection_are_redelivered_first_and_in_order() {
     for stage in brokers().await {
         let Stage { name, broker, .. } = &stage;
         let mut consumer = broker.consume("work", 3).await.unwrap();
@@ -59,7 +59,7 @@ async fn what_was_out_when_the_connection_was_cut_comes_again_first_and_in_order
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_put_back_goes_before_the_rest_in_the_order_of_putting_back() {
+async fn requeued_messages_go_before_the_rest_in_the_order_of_requeueing() {
     for stage in brokers().await {
         // Without a delivery limit, 3.10 and 4.0 put it behind all else.
         let to_the_head = ["c", "a", "b", "d", "e"];
@@ -93,7 +93,7 @@ async fn what_is_put_back_goes_before_the_rest_in_the_order_of_putting_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_closed_connection_gives_back_what_it_had() {
+async fn a_closed_connection_gives_its_messages_back() {
     for stage in brokers().await {
         let Stage { name, broker, .. } = &stage;
         let leaving = stage.connect().await;
@@ -134,7 +134,7 @@ async fn consumers_of_one_queue_share_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_purge_takes_what_waits_and_nothing_that_is_out() {
+async fn a_purge_takes_waiting_messages_and_none_that_are_unsettled() {
     for stage in brokers().await {
         let Stage { name, broker, .. } = &stage;
         let mut consumer = broker.consume("work", 1).await.unwrap();

@@ -78,7 +78,7 @@ async fn a_rung_is_never_early_and_leads_to_the_queue_of_the_routing_key() {
 }
 
 #[tokio::test]
-async fn no_more_than_the_prefetch_is_out_at_once() {
+async fn the_prefetch_bounds_unsettled_messages() {
     for stage in brokers().await {
         let Stage { name, broker, .. } = &stage;
         for n in 0..20 {
@@ -98,7 +98,7 @@ async fn no_more_than_the_prefetch_is_out_at_once() {
 }
 
 #[tokio::test]
-async fn what_is_put_back_comes_again_and_says_so() {
+async fn requeue_redelivers_with_the_flag() {
     for stage in brokers().await {
         let Stage { name, broker, .. } = &stage;
         broker.publish(now("work", "again")).await.unwrap();
@@ -153,7 +153,7 @@ async fn an_absent_queue_never_blocks_a_rung() {
 }
 
 #[tokio::test]
-async fn an_absent_rung_is_told() {
+async fn an_absent_rung_is_reported() {
     for stage in brokers().await {
         let Stage { name, broker, .. } = &stage;
         let to = Destination::Rung { rung: Duration::from_millis(123_457), then: "work".into() };

@@ -32,7 +32,7 @@ async fn early(broker: &dyn Broker, work: &mut Consumer) -> Delivery {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_shorter_of_two_times_counts_and_what_sleeps_keeps_its_own() {
+async fn the_shorter_of_two_times_to_live_counts_and_a_sleeping_message_keeps_its_own() {
     let mut words = None;
     for stage in brokers().await {
         let Stage { name, broker, .. } = &stage;
@@ -82,7 +82,7 @@ async fn an_overflow_policy_lets_a_rung_lose_what_nobody_takes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_stuck_is_tried_again_when_a_policy_changes() {
+async fn stuck_messages_are_retried_when_a_policy_changes() {
     let mut words = None;
     for stage in brokers().await {
         let Stage { name, broker, .. } = &stage;

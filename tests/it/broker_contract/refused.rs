@@ -34,7 +34,7 @@ async fn deliveries(stage: &Stage, queue: &str, put_back: bool, most: usize) -> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_comes_back_too_often_is_dropped() {
+async fn a_message_beyond_the_delivery_limit_is_dropped() {
     for stage in brokers().await {
         let name = stage.name;
         stage.broker.apply(&only("two", &[("x-delivery-limit", 2)])).await.unwrap();
@@ -47,7 +47,7 @@ async fn what_comes_back_too_often_is_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_nothing_is_said_the_limit_is_twenty_or_none() {
+async fn the_default_delivery_limit_is_twenty_or_none() {
     for stage in brokers().await {
         stage.broker.apply(&only("plain", &[])).await.unwrap();
         let expected = if stage.profile == Profile::Rabbit310 { 23 } else { 21 };

@@ -49,7 +49,7 @@ async fn a_token_is_found_by_its_hash_until_it_is_revoked() {
 }
 
 #[tokio::test]
-async fn when_a_token_was_used_is_written_once_a_minute() {
+async fn the_last_use_of_a_token_is_written_once_a_minute() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let (used, other) = (created(ledger, token("a", 1)).await, created(ledger, token("b", 2)).await);
@@ -66,7 +66,7 @@ async fn when_a_token_was_used_is_written_once_a_minute() {
 }
 
 #[tokio::test]
-async fn there_is_an_end_of_tokens() {
+async fn the_number_of_tokens_is_bounded() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         for n in 0..MAX_TOKENS {
@@ -143,7 +143,7 @@ async fn a_request_with_a_key_is_done_once() {
         let number = held(ledger, &asked, LEASE).await;
         assert_eq!(begin(ledger, &asked, LEASE).await, Begun::Running);
         assert_eq!(begin(ledger, &request("k", 2), LEASE).await, Begun::Other);
-        // Keys are everybody's own.
+        // Another actor's equal key is another key.
         held(ledger, &KeyedRequest { actor: "token 2".into(), ..request("k", 2) }, LEASE).await;
         held(ledger, &request("other", 2), LEASE).await;
         assert!(ledger.renew_request(number, LEASE).await.unwrap());
@@ -155,7 +155,7 @@ async fn a_request_with_a_key_is_done_once() {
 }
 
 #[tokio::test]
-async fn what_failed_or_has_no_body_is_told_as_such() {
+async fn a_failed_request_may_be_made_again_and_an_answer_without_a_body_is_replayed() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let asked = request("k", 1);
@@ -217,7 +217,7 @@ async fn age(opened: &Opened, by: Duration) {
 }
 
 #[tokio::test]
-async fn what_is_too_old_is_forgotten_a_part_at_a_time() {
+async fn old_entries_are_forgotten_a_part_at_a_time() {
     let (hour, day) = (Duration::from_secs(3_600), Duration::from_secs(86_400));
     for opened in shared().await {
         let ledger = &*opened.ledger;

@@ -188,7 +188,7 @@ async fn a_chain_that_has_ended_waits_for_nothing() {
 /// Also when an operator retires the chain, and when it has left its roster: what runs then is recorded as
 /// lost at the end of its lease, and not left open for good.
 #[tokio::test]
-async fn what_members_run_when_their_chain_ends_is_recorded_as_lost() {
+async fn runs_of_members_are_recorded_as_lost_when_their_chain_ends() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let (_, others) = fanned_out(ledger, "other", 1).await;

@@ -5,7 +5,7 @@ use roundelay::ids::{Epoch, Fence};
 
 use super::*;
 
-/// A claim for a worker that has died before anybody asks again.
+/// A claim with a lease of zero: its worker counts as dead at the next claim.
 async fn dies(ledger: &dyn Ledger, hint: &Hint) -> Grant {
     granted(ledger, hint, Duration::ZERO).await
 }
@@ -99,7 +99,7 @@ async fn only_deaths_in_a_row_count() {
 }
 
 #[tokio::test]
-async fn however_patient_catch_up_has_become_it_finds_a_chain_whose_next_worker_dies_too() {
+async fn catch_up_finds_a_chain_whose_next_worker_dies_too_however_far_it_has_backed_off() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let hint = begun(ledger, "a").await;
@@ -121,7 +121,7 @@ async fn however_patient_catch_up_has_become_it_finds_a_chain_whose_next_worker_
 }
 
 #[tokio::test]
-async fn what_is_taken_over_is_set_aside_only_when_its_last_worker_has_surely_died() {
+async fn a_tick_that_was_taken_over_is_quarantined_only_when_its_last_worker_has_surely_died() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let hint = begun(ledger, "a").await;
@@ -159,7 +159,7 @@ async fn a_manual_run_that_three_workers_die_over_ends() {
 }
 
 #[tokio::test]
-async fn it_is_known_in_whose_hands_a_job_was() {
+async fn the_workers_that_had_a_job_are_known() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let (mine, other) = (session(ledger, LEASE).await, session(ledger, LEASE).await);

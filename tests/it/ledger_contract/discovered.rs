@@ -95,7 +95,7 @@ async fn a_batch_has_the_depth_of_its_chain() {
 /// Many runs that end at the same time have found the same entities: each of these gets one chain, and
 /// one of the runs its message.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_finds_the_same_at_the_same_time_begins_it_once() {
+async fn runs_that_discover_the_same_chain_at_the_same_time_begin_it_once() {
     const RUNS: usize = 24;
     const FOUND: usize = 40;
     for opened in shared().await {

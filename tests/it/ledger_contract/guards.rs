@@ -80,7 +80,7 @@ async fn a_cooldown_counts_from_the_end_of_a_run_and_an_interval_of_its_own_goes
 }
 
 #[tokio::test]
-async fn who_says_nothing_of_a_schedule_leaves_what_an_operator_has_set() {
+async fn an_enrolment_without_a_schedule_keeps_an_operators_one() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let now = ledger.now();
@@ -99,7 +99,7 @@ async fn who_says_nothing_of_a_schedule_leaves_what_an_operator_has_set() {
 }
 
 #[tokio::test]
-async fn what_is_handed_on_stays_until_something_else_is_and_left_out_occurrences_are_recorded() {
+async fn the_carry_stays_until_a_new_one_and_left_out_occurrences_are_recorded() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let mut hint = begun(ledger, "a").await;

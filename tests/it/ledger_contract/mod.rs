@@ -446,7 +446,7 @@ async fn old_attempts_go_to_the_archive_and_from_there_when_they_are_too_old_for
 }
 
 #[tokio::test]
-async fn who_left_the_roster_is_remembered_until_it_begins_anew() {
+async fn an_entity_that_left_the_roster_is_remembered_until_it_begins_anew() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let [a, b, c] = [begun(ledger, "a").await, begun(ledger, "b").await, begun(ledger, "c").await];
@@ -575,7 +575,7 @@ async fn a_claim_holds_as_long_as_its_session() {
         assert_eq!(ledger.hold(claims).await.unwrap(), [false, false, false]);
         let records = ledger.attempts(Fence(first.fence.get() - 1), 10).await.unwrap();
         assert_eq!(records[0].verdict.as_deref(), Some("lost"));
-        // Somebody who knows better takes it over.
+        // A worker that knows that the holder is dead takes the chain over.
         let over = ClaimRequest { takeover: true, ..ask(ledger, &a, LEASE).await };
         let Claim::Granted(third) = ledger.claim(over).await.unwrap() else { panic!("not taken over") };
         assert_eq!(ledger.hold(vec![held(&a, second.fence), held(&a, third.fence)]).await.unwrap(), [false, true]);
@@ -615,7 +615,7 @@ async fn a_claim_whose_answer_was_lost_is_made_again_or_given_up() {
 }
 
 #[tokio::test]
-async fn what_a_run_asks_for_is_accepted_with_its_end_and_not_without() {
+async fn requests_of_a_run_are_accepted_with_its_end_and_not_without() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let hint = begun(ledger, "a").await;
@@ -646,7 +646,7 @@ fn which(key: &str) -> ChainFilter {
 }
 
 #[tokio::test]
-async fn nothing_is_claimed_once_a_chain_is_paused_or_retired() {
+async fn a_paused_or_retired_chain_is_not_claimed() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let (a, b) = (begun(ledger, "a").await, begun(ledger, "b").await);
@@ -959,7 +959,7 @@ async fn epochs_and_fences_never_go_back_even_when_an_older_ledger_is_restored()
 }
 
 #[tokio::test]
-async fn what_is_committed_is_there_for_the_next_to_open_it() {
+async fn committed_data_is_there_for_the_next_process_that_opens_the_ledger() {
     for opened in shared().await {
         let hint = begun(&*opened.ledger, "a").await;
         let grant = granted(&*opened.ledger, &hint, LEASE).await;
@@ -1018,8 +1018,8 @@ async fn two_workers_of_one_ledger_share_its_chains() {
     }
 }
 
-/// A file that another process keeps locked costs everybody who waits one patience, and not one
-/// patience each in turn.
+/// While another process keeps the file locked, all callers wait for one busy timeout together, not one after the
+/// other.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_file_is_an_error_for_all_at_once_and_then_goes_on() {
     let opened = in_file().await;

@@ -27,7 +27,7 @@ async fn ask(ledger: &dyn Ledger, request: SlotRequest) -> SlotResponse {
 }
 
 #[tokio::test]
-async fn a_slot_is_handed_out_once_whoever_asks() {
+async fn a_slot_is_handed_out_once_to_one_of_many_workers() {
     for opened in shared().await {
         let hour = Duration::from_secs(3_600);
         let mut workers = JoinSet::new();
@@ -59,7 +59,7 @@ async fn a_slot_is_handed_out_once_whoever_asks() {
 }
 
 #[tokio::test]
-async fn a_hold_holds_for_all_and_what_is_as_good_as_new_is_forgotten() {
+async fn a_hold_holds_for_all_and_refilled_keys_are_forgotten() {
     for opened in shared().await {
         let (ledger, other) = (&*opened.ledger, opened.again().await);
         let moment = Duration::from_millis(1);
@@ -84,7 +84,7 @@ async fn until_forgotten(ledger: &dyn Ledger) {
 }
 
 #[tokio::test]
-async fn what_an_operator_orders_holds_from_the_next_slot_on_for_all_workers_and_keys() {
+async fn an_operators_order_holds_from_the_next_slot_on_for_all_workers_and_keys() {
     for opened in shared().await {
         let (ledger, other) = (&*opened.ledger, opened.again().await);
         let hour = Duration::from_secs(3_600);
@@ -134,7 +134,7 @@ async fn what_an_operator_orders_holds_from_the_next_slot_on_for_all_workers_and
 
 /// Slots that are being handed out while an order is given: each is covered by the order, or was there before.
 #[tokio::test]
-async fn when_an_order_is_given_nothing_is_handed_out_in_spite_of_it() {
+async fn no_slot_is_handed_out_against_an_order_that_was_given() {
     for opened in shared().await {
         let ledger = opened.ledger.clone();
         let moment = Duration::from_millis(1);

@@ -132,7 +132,7 @@ async fn a_manual_run_that_has_not_started_ends_with_its_chain() {
 }
 
 #[tokio::test]
-async fn who_waits_for_the_other_row_of_its_chain_is_not_overdue() {
+async fn a_chain_that_waits_for_its_other_row_is_not_overdue() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let now = ledger.now();
@@ -207,7 +207,7 @@ async fn who_waits_for_the_other_row_of_its_chain_is_not_overdue() {
 /// What runs between a copy of the ledger and its restore, the copy does not know of: after `RecoverAll` no manual run has
 /// an epoch and tick that another may have had.
 #[tokio::test]
-async fn after_a_restore_manual_runs_do_not_go_on_in_their_epoch() {
+async fn manual_runs_do_not_go_on_in_their_epoch_after_a_restore() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         begun(ledger, "a").await;

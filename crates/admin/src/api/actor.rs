@@ -1,4 +1,4 @@
-//! Who asks, and with what right.
+//! The actor of a request: who sends it, and with which scope.
 
 use std::net::IpAddr;
 
@@ -11,15 +11,15 @@ use roundelay_ledger::access::{Token, USE_NOTED_EVERY};
 use roundelay_model::clock::Time;
 use roundelay_model::scope::Scope;
 
-use super::failures::Failures;
+use super::auth_rate_limit::Failures;
 use super::problem::{Problem, Result};
 use crate::operate::token::{ANONYMOUS, hash};
 
-/// Whoever asks. Endpoints take it as a parameter.
+/// Who sends a request. Endpoints take it as a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Actor {
     who: Who,
-    /// What they may do.
+    /// What the actor may do.
     pub scope: Scope,
 }
 
@@ -38,12 +38,12 @@ impl Actor {
         }
     }
 
-    /// Whether there was no token.
+    /// Whether the request had no token.
     pub fn is_anonymous(&self) -> bool {
         matches!(self.who, Who::Anonymous(_))
     }
 
-    /// As the audit and the log have it: without a token, with the address. `by` of an order is this.
+    /// The actor as audit and log name it: without a token, with the address. Orders have this as `by`.
     pub fn label(&self) -> String {
         match &self.who {
             Who::Anonymous(address) => format!("{ANONYMOUS}@{address}"),
@@ -51,7 +51,8 @@ impl Actor {
         }
     }
 
-    /// Whose keys of requests it has: a name may have another holder later.
+    /// The holder of the request's idempotency keys. A token's name alone is not enough: a later token may have the
+    /// same name.
     pub(super) fn holder(&self) -> String {
         match &self.who {
             Who::Anonymous(_) => self.label(),
@@ -64,43 +65,42 @@ impl<S: Sync> FromRequestParts<S> for Actor {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self> {
-        // Only the gate knows who it is, and lets nobody past.
+        // Only the gate sets the actor, and every request goes through the gate.
         parts.extensions.get().cloned().ok_or_else(Problem::broken)
     }
 }
 
-/// Tells who asks.
+/// Finds out who sends a request.
 pub struct Authenticator {
-    /// What those without a token may do.
+    /// What a request without a token may do.
     anonymous: Scope,
     failures: Failures,
 }
 
-/// Who it is, and which token is to be noted as used.
+/// The actor of a request, and the token whose use must be noted.
 pub struct Authenticated {
-    /// Who it is.
     pub actor: Actor,
-    /// It was not noted for long.
+    /// The id of the token, if its last noted use is long ago.
     pub note_use: Option<i64>,
 }
 
 impl Authenticator {
-    /// For a server where those without a token may do this.
+    /// For a server where a request without a token may do `anonymous`.
     pub fn new(anonymous: Scope) -> Self {
         Self { anonymous, failures: Failures::default() }
     }
 
-    /// Who asks, from this address.
+    /// Finds out who sends a request from this address.
     ///
     /// # Errors
-    /// When a token is shown that is worth nothing, or too many were.
+    /// When the token is not valid, or the client has shown too many that are not.
     pub async fn authenticate(
         &self,
         headers: &HeaderMap,
         address: IpAddr,
         ledger: &dyn Ledger,
     ) -> Result<Authenticated> {
-        let Some(token) = shown(headers)? else {
+        let Some(token) = bearer_token(headers)? else {
             let actor = Actor { who: Who::Anonymous(address), scope: self.anonymous };
             return Ok(Authenticated { actor, note_use: None });
         };
@@ -119,7 +119,7 @@ impl Authenticator {
             Some(hash) => ledger.token(*hash).await.inspect_err(|_| take_back())?,
             None => None,
         };
-        match judge(found, ledger.now()) {
+        match check_validity(found, ledger.now()) {
             Ok(token) => {
                 take_back();
                 if let Some(hash) = hash {
@@ -141,8 +141,8 @@ impl Authenticator {
     }
 }
 
-/// What is shown as a token.
-fn shown(headers: &HeaderMap) -> Result<Option<&str>> {
+/// The token that a request shows.
+fn bearer_token(headers: &HeaderMap) -> Result<Option<&str>> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
@@ -150,12 +150,12 @@ fn shown(headers: &HeaderMap) -> Result<Option<&str>> {
     }
     let bearer = value.to_str().ok().and_then(|value| value.split_once(' '));
     let bearer = bearer.filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-    // Of another scheme, it is shown as a token that cannot be one.
+    // Another authorization scheme counts as a token that cannot be valid.
     Ok(Some(bearer.map_or("", |(_, token)| token.trim())))
 }
 
-/// Whether a token is worth anything (pure).
-fn judge(found: Option<Token>, now: Time) -> std::result::Result<Token, &'static str> {
+/// Whether a token is valid (pure).
+fn check_validity(found: Option<Token>, now: Time) -> std::result::Result<Token, &'static str> {
     match found {
         None => Err("there is no such token here: it was never created, or it was revoked"),
         Some(token) if !token.is_valid(now) => Err("the token has expired"),
@@ -176,7 +176,7 @@ mod tests {
             for value in values {
                 headers.append(AUTHORIZATION, HeaderValue::from_str(value).unwrap());
             }
-            shown(&headers).map(|shown| shown.map(str::to_owned))
+            bearer_token(&headers).map(|token| token.map(str::to_owned))
         };
         assert_eq!(shown(&[]).unwrap(), None);
         assert_eq!(shown(&["Bearer rl_1"]).unwrap().as_deref(), Some("rl_1"));

@@ -1,4 +1,4 @@
-//! What was asked to be changed, by whom, and what came of it.
+//! The audit: which changes were requested, by whom, and with which result.
 
 use std::sync::Arc;
 
@@ -16,15 +16,15 @@ use super::page;
 use super::problem::Result;
 use crate::api::state::Api;
 
-/// Which entries.
+/// Which page.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Which {
-    /// So many, 50 when nothing is said, at most 500.
+pub struct ListQuery {
+    /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
-    /// Those that come after an earlier answer: its `after`.
+    /// The cursor: `after` of an earlier answer. The page begins after it.
     after: Option<String>,
 }
 
@@ -32,31 +32,31 @@ pub struct Which {
 #[derive(Serialize, ToSchema)]
 pub struct Audit {
     entries: Vec<Entry>,
-    /// Where the next ones begin; null when there are none.
+    /// The cursor of the next page; null when there is none.
     after: Option<String>,
 }
 
-/// A change that somebody has asked for.
+/// A request to change something.
 #[derive(Serialize, ToSchema)]
 #[schema(as = AuditEntry)]
 pub struct Entry {
-    /// Later entries have higher numbers.
+    /// The number of the entry; later entries have higher numbers.
     number: i64,
-    /// When it was asked for.
+    /// When the request came.
     at: At,
     /// The token's name, or `anonymous@` and an address.
     actor: String,
-    /// What they could do then.
+    /// The scope of the actor at that time.
     scope: Scope,
-    /// Method and path.
+    /// Method and path of the request.
     #[schema(example = "POST /api/v1/chains/{kind}/{key}/pause")]
     action: String,
     /// The values of the path's parameters, with a space between.
     #[schema(example = "sync-app ios/maps")]
     target: String,
-    /// What was asked, or why it was refused.
+    /// What was requested, or why the request was refused.
     detail: Value,
-    /// With which status it was answered; null while it is under way, or when the server ended meanwhile.
+    /// The HTTP status of the answer; null while the request runs, or when the server ended before it answered.
     status: Option<u16>,
 }
 
@@ -68,19 +68,19 @@ impl Entry {
     }
 }
 
-/// Lists changes that were asked for, done or refused, latest first.
+/// Lists requests to change something, done or refused, latest first.
 ///
 /// Entries are kept for a year.
-#[utoipa::path(get, path = "/audit", tag = "access", params(Which),
+#[utoipa::path(get, path = "/audit", tag = "access", params(ListQuery),
     responses((status = 200, description = "A page of entries", body = Audit)))]
-pub async fn list(State(api): State<Arc<Api>>, Query(which): Query<Which>) -> Result<Json<Audit>> {
+pub async fn list(State(api): State<Arc<Api>>, Query(which): Query<ListQuery>) -> Result<Json<Audit>> {
     let limit = page::size(which.limit)?;
-    let before = page::place(which.after.as_deref())?;
-    // One more tells whether there are more.
+    let before = page::decode_cursor(which.after.as_deref())?;
+    // The additional row tells whether there is a next page.
     let mut found = api.ledger().audit(before, limit + 1).await?;
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
-    let after = found.last().filter(|_| more).map(|last| page::after(&last.number));
+    let after = found.last().filter(|_| more).map(|last| page::encode_cursor(&last.number));
     Ok(Json(Audit {
         entries: found.into_iter().map(|entry| Entry::of(entry, &api.ledger().calendar())).collect(),
         after,

@@ -1,4 +1,4 @@
-//! Chains: found, looked at, steered, one or all that fit a filter.
+//! Chains: found, shown, and changed; one, or all that match a filter.
 
 use std::sync::Arc;
 
@@ -13,80 +13,82 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
-use super::extract::{Body, Nothing, Path, Perhaps, Query, given};
+use super::extract::{Body, NoBody, OptionalBody, Path, Query, given};
 use super::page;
 use super::problem::{Problem, Result};
-use super::words::{Words, told};
-use crate::api::came::Came;
+use super::wire::{Receipt, receipt};
+use crate::api::action_result::ActionResult;
 use crate::api::detail::Detail;
 use crate::api::state::Api;
 use crate::inspect::chain::{AttemptReport, Entity, attempts as attempts_of, look, mark_manual};
 use crate::inspect::chains;
-use crate::inspect::chains::{ChainRow, Sought, State as ChainState};
+use crate::inspect::chains::{ChainRow, ChainSearch, State as ChainState};
 use crate::operate::chain;
 
-/// Attempts that are told with a chain.
+/// How many attempts are answered with a chain.
 const ATTEMPTS: u32 = 50;
 
 /// Which chains, and which page of them.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Wanted {
-    /// Of this kind.
+pub struct ListQuery {
+    /// Chains of this kind.
     kind: Option<String>,
-    /// Of this owner.
+    /// Chains of this owner.
     owner: Option<String>,
-    /// Of this platform queue.
+    /// Chains of this platform queue.
     queue: Option<String>,
-    /// That do this.
+    /// Chains in this state.
     state: Option<ChainState>,
-    /// With this in their keys; or, where it has `*` (anything) or `?` (one character), with keys that fit it.
+    /// Chains whose key contains this text. If the text has `*` (anything) or `?` (one character), chains whose whole
+    /// key matches the pattern.
     text: Option<String>,
-    /// So many, 50 when nothing is said, at most 500.
+    /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
-    /// Those that come after an earlier answer: its `after`.
+    /// The cursor: `after` of an earlier answer. The page begins after it.
     after: Option<String>,
 }
 
 /// Chains, in the order of kind and key.
 #[derive(Serialize, ToSchema)]
 pub struct ChainPage {
-    /// When they were looked at.
+    /// When the chains were read from the ledger.
     now: At,
     chains: Vec<ChainRow>,
-    /// Where the next ones begin; null when there are none.
+    /// The cursor of the next page; null when there is none.
     after: Option<String>,
-    /// Whether the page has all that it could have. Else the search has stopped for the work that it was: `after`
-    /// goes on with it.
+    /// Whether the page is full or the last one. If not, the search has stopped early because it had read too many
+    /// rows: `after` continues it.
     complete: bool,
 }
 
 /// Finds chains.
-#[utoipa::path(get, path = "/chains", tag = "chains", params(Wanted),
+#[utoipa::path(get, path = "/chains", tag = "chains", params(ListQuery),
     responses((status = 200, description = "A page of chains", body = ChainPage)))]
-pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<ChainPage>> {
-    let Wanted { kind, owner, queue, state, text, limit, after } = wanted;
-    let (limit, after) = (page::size(limit)?, page::place::<Cursor>(after.as_deref())?);
-    let sought = Sought { kind, owner, queue, text, state };
+pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<ChainPage>> {
+    let ListQuery { kind, owner, queue, state, text, limit, after } = wanted;
+    let (limit, after) = (page::size(limit)?, page::decode_cursor::<Cursor>(after.as_deref())?);
+    let sought = ChainSearch { kind, owner, queue, text, state };
     let found = chains::page(&sought, after, limit, &api.config(), api.ledger()).await?;
     Ok(Json(ChainPage {
         now: At::of(api.ledger().now(), &api.ledger().calendar()),
         chains: found.found,
-        after: found.after.as_ref().map(page::after),
+        after: found.after.as_ref().map(page::encode_cursor),
         complete: found.complete,
     }))
 }
 
-/// Tells all about an entity: its chain, the run beside it, what has failed, one-off jobs that run.
+/// Answers everything about an entity: its chain, the run beside the rotation, its failures, its one-off jobs that run.
 #[utoipa::path(get, path = "/chains/{kind}/{key}", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "All about it", body = Entity),
-              (status = 404, description = "Nothing is known of it", body = Problem, content_type = "application/problem+json")))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "Everything about the entity", body = Entity),
+              (status = 404, description = "The entity is unknown", body = Problem,
+               content_type = "application/problem+json")))]
 pub async fn show(State(api): State<Arc<Api>>, Path((kind, key)): Path<(String, String)>) -> Result<Json<Entity>> {
-    // As the board knows it: nobody who looks at a chain waits for the broker.
-    let facts = api.board().facts();
+    // The status cache has these facts: an answer about a chain does not wait for the broker.
+    let facts = api.status_cache().facts();
     let entity = look(&kind, &key, ATTEMPTS, &api.config(), api.ledger(), &facts.asked).await?;
     if entity.is_unknown() {
         return Err(unknown(&kind, &key));
@@ -102,11 +104,11 @@ fn unknown(kind: &str, key: &str) -> Problem {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Before {
-    /// So many, 50 when nothing is said, at most 500.
+pub struct AttemptsQuery {
+    /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
-    /// Those before this fence; absent: the latest.
+    /// Attempts with a fence below this one; absent: the latest attempts.
     #[param(value_type = Option<i64>)]
     before: Option<Fence>,
 }
@@ -115,18 +117,19 @@ pub struct Before {
 #[derive(Serialize, ToSchema)]
 pub struct Attempts {
     attempts: Vec<AttemptReport>,
-    /// There are more before the last of these.
+    /// Whether there are attempts before the last one of these.
     more: bool,
 }
 
 /// Lists the attempts of a chain's rotation, latest first, as far back as the history is kept.
 #[utoipa::path(get, path = "/chains/{kind}/{key}/attempts", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity"), Before),
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key"),
+           AttemptsQuery),
     responses((status = 200, description = "A page of attempts", body = Attempts)))]
 pub async fn attempts(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    Query(Before { limit, before }): Query<Before>,
+    Query(AttemptsQuery { limit, before }): Query<AttemptsQuery>,
 ) -> Result<Json<Attempts>> {
     let limit = page::size(limit)?;
     let ledger = api.ledger();
@@ -151,59 +154,63 @@ pub async fn attempts(
     Ok(Json(Attempts { attempts, more }))
 }
 
-/// What is wanted of chains.
+/// What to do with chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
-    /// They stop ticking, and keep their place.
+    /// The chains stop ticking, and keep their place in the rotation.
     Pause,
-    /// They tick again; overdue ones at once.
+    /// The chains tick again; overdue ones at once.
     Resume,
-    /// They end.
+    /// The chains end.
     Retire,
-    /// Their next ticks come now.
+    /// The next ticks of the chains come now.
     Advance,
 }
 
-/// Which chains something is wanted of: those that fit all that is given.
+/// The chains to change: those that match every field that is given.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schema(as = ChainFilter)]
 pub struct ChainParameters {
-    /// Of this kind.
+    /// Chains of this kind.
     kind: Option<String>,
-    /// Of this owner.
+    /// Chains of this owner.
     owner: Option<String>,
-    /// Of this platform queue.
+    /// Chains of this platform queue.
     queue: Option<String>,
-    /// That do this. `running` is no filter for actions, since what runs changes all the time.
+    /// Chains in this state. `running` is not possible here, because running chains change all the time.
     state: Option<ChainState>,
-    /// With this in their keys, or with keys that fit this pattern.
+    /// Chains whose key contains this text, or matches this pattern.
     text: Option<String>,
 }
 
-/// Something is wanted of all chains that fit a filter.
+/// An action on all chains that match a filter.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Wish {
-    /// What.
+pub struct ChainActionRequest {
+    /// The action.
     action: Action,
-    /// Of which. An empty filter means all chains.
+    /// The filter. An empty filter means all chains.
     #[serde(default)]
     filter: ChainParameters,
-    /// Only count those that would be changed.
+    /// Only count the chains that the action would change.
     #[serde(default)]
     dry_run: bool,
 }
 
-/// Pauses, resumes, retires or brings forward all chains that fit a filter; with `dry_run`, only counts them.
+/// Pauses, resumes, retires or brings forward all chains that match a filter; with `dry_run`, only counts them.
 ///
-/// When it has returned after `pause` or `retire`, no new run of them begins. `advance` concerns at most 10,000
-/// chains at a time, and of those that tick it changes those that sleep. A field of the filter that is empty is refused.
-#[utoipa::path(post, path = "/chains/actions", tag = "chains", request_body = Wish,
-    responses((status = 200, description = "How many it was about", body = Came<Action>)))]
-pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<(Detail, Json<Came<Action>>)> {
-    let Wish { action, filter, dry_run } = wish;
+/// When `pause` or `retire` has answered, no new run of these chains begins. `advance` changes at most 10,000 chains at
+/// a time, and of the active chains only those that sleep. An empty text in a field of the filter is refused.
+#[utoipa::path(post, path = "/chains/actions", tag = "chains", request_body = ChainActionRequest,
+    responses((status = 200, description = "How many match, and how many changed",
+              body = ActionResult<Action>)))]
+pub async fn act(
+    State(api): State<Arc<Api>>,
+    Body(wish): Body<ChainActionRequest>,
+) -> Result<(Detail, Json<ActionResult<Action>>)> {
+    let ChainActionRequest { action, filter, dry_run } = wish;
     let detail = Detail(json!({ "action": action, "filter": filter, "dry_run": dry_run }));
     let ChainParameters { kind, owner, queue, state, text } = filter;
     let (kind, owner) = (given("kind", kind)?, given("owner", owner)?);
@@ -212,15 +219,15 @@ pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<
         return Err(Problem::unprocessable("filter.state: what is late is due already"));
     }
     let config = api.config();
-    let sought = Sought { kind, owner, queue, text, state };
+    let sought = ChainSearch { kind, owner, queue, text, state };
     let which = sought.which(&config, api.ledger().now());
     let which = which
         .ok_or_else(|| Problem::unprocessable("filter.state: what runs changes all the time; filter otherwise"))?;
-    // Of an owner her chains, and not what holds for her as a whole: that is for /owners.
+    // A filter by owner changes the owner's chains, and not the state of the owner as a whole: /owners does that.
     let like = which.whole_owner().map(|_| "*".to_owned());
     let which = ChainFilter { like: which.like.clone().or(like), ..which };
     let order = match action {
-        // What can be brought forward ticks, too.
+        // Only active chains can be brought forward, and only those can be paused.
         Action::Pause | Action::Advance => ChainOrder::Pause,
         Action::Resume => ChainOrder::Resume,
         Action::Retire => ChainOrder::Retire,
@@ -231,65 +238,65 @@ pub async fn act(State(api): State<Arc<Api>>, Body(wish): Body<Wish>) -> Result<
         (false, Action::Advance) => Some(chain::advance_all(&config, api.connections().await?, which, matching).await?),
         (false, _) => Some(chain::steer(&config, api.ledger(), which, order).await?.count),
     };
-    Ok((detail, Json(Came { action, matching, changed })))
+    Ok((detail, Json(ActionResult { action, matching, changed })))
 }
 
-async fn steer(api: &Api, kind: &str, key: &str, order: ChainOrder) -> Result<Json<Words>> {
-    told(chain::steer(&api.config(), api.ledger(), chain::one(kind, key), order).await)
+async fn steer(api: &Api, kind: &str, key: &str, order: ChainOrder) -> Result<Json<Receipt>> {
+    receipt(chain::steer(&api.config(), api.ledger(), chain::one(kind, key), order).await)
 }
 
-/// Stops a chain; it keeps its place.
+/// Pauses a chain. The chain keeps its place in the rotation.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/pause", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It is paused", body = Words)))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "The chain is paused", body = Receipt)))]
 pub async fn pause(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    _: Nothing,
-) -> Result<Json<Words>> {
+    _: NoBody,
+) -> Result<Json<Receipt>> {
     steer(&api, &kind, &key, ChainOrder::Pause).await
 }
 
 /// Lets a paused chain tick again, at once when it is overdue.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/resume", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It goes on", body = Words)))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "The chain is resumed", body = Receipt)))]
 pub async fn resume(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    _: Nothing,
-) -> Result<Json<Words>> {
+    _: NoBody,
+) -> Result<Json<Receipt>> {
     steer(&api, &kind, &key, ChainOrder::Resume).await
 }
 
 /// Ends a chain.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/retire", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It has ended", body = Words)))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "The chain has ended", body = Receipt)))]
 pub async fn retire(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    _: Nothing,
-) -> Result<Json<Words>> {
+    _: NoBody,
+) -> Result<Json<Receipt>> {
     steer(&api, &kind, &key, ChainOrder::Retire).await
 }
 
 /// Brings a chain's next tick forward to now.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/advance", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It is due now", body = Words)))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "The next tick is due now", body = Receipt)))]
 pub async fn advance(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    _: Nothing,
-) -> Result<Json<Words>> {
+    _: NoBody,
+) -> Result<Json<Receipt>> {
     let config = api.config();
-    // An unknown name is told also while the broker is away.
+    // An unknown name is reported also while the broker cannot be reached.
     config.kind(&kind).map_err(Problem::not_found)?;
-    told(chain::advance(&config, api.connections().await?, &kind, &key).await)
+    receipt(chain::advance(&config, api.connections().await?, &kind, &key).await)
 }
 
-/// How a chain is to run one time more. What is left out is as the chain, or its kind, says it.
+/// How a chain runs one more time. A field that is left out has the chain's value, or its kind's.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ManualRun {
@@ -298,31 +305,31 @@ pub struct ManualRun {
     /// The priority on that queue.
     #[schema(maximum = 9)]
     priority: Option<u8>,
-    /// What the handler gets. With it, also an entity without a chain runs.
+    /// What the handler gets. If it is given, an entity without a chain runs, too.
     #[schema(value_type = Option<Object>)]
     payload: Option<serde_json::Value>,
-    /// What becomes of it while the rotation runs.
+    /// What to do with this run while the rotation runs.
     if_running: Option<IfRunning>,
-    /// The kind's cooldown does not hold for it.
+    /// Ignore the kind's cooldown for this run.
     force: bool,
 }
 
-/// Runs a chain one time more, now.
+/// Runs a chain one more time, now.
 ///
-/// It is a run of the chain: its attempts are in the chain's history, its failed parts are the chain's, and cooldowns
-/// count it. It does not shift the rotation.
+/// This is a run of the chain: its attempts are in the chain's history, its failed parts are the chain's, and cooldowns
+/// count it. The run does not shift the rotation.
 #[utoipa::path(post, path = "/chains/{kind}/{key}/run", tag = "chains", request_body(content = Option<ManualRun>),
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It runs once more", body = Words)))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "The chain runs once more", body = Receipt)))]
 pub async fn run(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    body: Perhaps<ManualRun>,
-) -> Result<Json<Words>> {
+    body: OptionalBody<ManualRun>,
+) -> Result<Json<Receipt>> {
     let ManualRun { queue, priority, payload, if_running, force } = body.0;
     let asked = RunNow { queue, priority, if_running, force };
     let config = api.config();
-    // An unknown name is told also while the broker is away.
+    // An unknown name is reported also while the broker cannot be reached.
     config.kind(&kind).map_err(Problem::not_found)?;
-    told(chain::run(&config, api.connections().await?, (&kind, &key), payload.as_ref(), &asked).await)
+    receipt(chain::run(&config, api.connections().await?, (&kind, &key), payload.as_ref(), &asked).await)
 }

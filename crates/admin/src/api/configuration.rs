@@ -1,4 +1,4 @@
-//! The configuration, as people may see it.
+//! The configuration, without its secrets.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::api::state::Api;
 /// The configuration in use.
 #[derive(Serialize, ToSchema)]
 pub struct Configuration {
-    /// As it was read, without values that may be secret, and without comments.
+    /// The configuration as it was read, without values that may be secret, and without comments.
     toml: String,
     kinds: Vec<KindRow>,
 }
@@ -21,19 +21,19 @@ pub struct Configuration {
 /// A kind.
 #[derive(Serialize, ToSchema)]
 pub struct KindRow {
-    /// Its name.
+    /// The name of the kind.
     kind: String,
-    /// Its platform queue, or the template for it.
+    /// The platform queue of the kind, or the template for it.
     queue: Option<String>,
-    /// Its schedule, in words.
+    /// The schedule of the kind, in words.
     schedule: Option<String>,
-    /// What runs its jobs: http, exec or rust.
+    /// What runs the kind's jobs: http, exec or rust.
     handler: &'static str,
-    /// How long a run may take.
+    /// How long a run may take, in milliseconds.
     timeout_ms: u64,
 }
 
-/// Tells the configuration in use. Values that may be secret (URLs, headers, environments) are left out.
+/// Answers the configuration in use. Values that may be secret (URLs, headers, environments) are left out.
 #[utoipa::path(get, path = "/configuration", tag = "overview",
     responses((status = 200, description = "The configuration", body = Configuration)))]
 pub async fn show(State(api): State<Arc<Api>>) -> Json<Configuration> {

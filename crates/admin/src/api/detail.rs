@@ -1,10 +1,10 @@
-//! What an endpoint hands to the gate with its answer.
+//! What an endpoint passes to the gate with its answer.
 
 use axum::response::{IntoResponseParts, ResponseParts};
 use roundelay_ledger::access::Hash;
 use serde_json::Value;
 
-/// What the audit tells of a change in place of the request's body. Endpoints answer it beside what they answer.
+/// What the audit keeps of a change in place of the request's body. Endpoints add it to the response.
 #[derive(Clone, Debug)]
 pub struct Detail(pub Value);
 
@@ -17,6 +17,6 @@ impl IntoResponseParts for Detail {
     }
 }
 
-/// The key of the request that an endpoint answers, with whose it is: the same whenever the same is asked again.
+/// The idempotency key of the request, hashed with its holder: equal whenever the same request is sent again.
 #[derive(Clone, Debug)]
 pub struct RequestKey(pub Option<Hash>);

@@ -1,5 +1,5 @@
-//! The document that describes the API, as the endpoints describe themselves. It is made where it is checked only: the
-//! program tells what is checked in, as docs/openapi.json.
+//! The OpenAPI document, made from the endpoints' own descriptions. It is generated in a test only: the program answers
+//! the document that is checked in as docs/openapi.json.
 
 use std::path::Path;
 
@@ -15,8 +15,8 @@ use utoipa::openapi::{
 };
 use utoipa::{OpenApi, PartialSchema, ToSchema};
 
+use super::auth::MAX_KEY_CHARS;
 use super::endpoints::{PREFIX, routes_and_rules};
-use super::gate::LONGEST_KEY;
 use super::problem::{self, Problem};
 use super::{
     audit, chains, configuration, enrolled, failed, jobs, ladder, openapi, overview, owners, quarantine, queues, runs,
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::api::rules::Needs;
 
-/// The name of the scheme of authorization.
+/// The name of the authorization scheme.
 const TOKEN: &str = "token";
 
 #[derive(OpenApi)]
@@ -81,7 +81,7 @@ const TOKEN: &str = "token";
 ))]
 struct Described;
 
-/// The operations that a path has.
+/// The operations of a path.
 fn operations(item: &mut PathItem) -> Vec<(Method, &mut Operation)> {
     let slots = [
         (Method::GET, &mut item.get),
@@ -96,28 +96,34 @@ fn operations(item: &mut PathItem) -> Vec<(Method, &mut Operation)> {
     slots.into_iter().filter_map(|(method, slot)| Some((method, slot.as_mut()?))).collect()
 }
 
-/// A name for an operation that no other has: `post_tokens`, `delete_tokens_name`.
+/// A unique name for an operation: `post_tokens`, `delete_tokens_name`.
 fn name(method: &Method, path: &str) -> String {
     let path = path.strip_prefix(PREFIX).unwrap_or(path).replace(|c: char| !c.is_ascii_alphanumeric(), " ");
     let words = std::iter::once(method.as_str()).chain(path.split_whitespace());
     words.collect::<Vec<&str>>().join("_").to_ascii_lowercase()
 }
 
-/// What may be answered in place of what was asked for.
+/// Error answers that any endpoint may give.
 const PROBLEMS: [(StatusCode, &str); 11] = [
     (StatusCode::BAD_REQUEST, "The request cannot be read"),
-    (StatusCode::UNAUTHORIZED, "No token, or one that is worth nothing"),
-    (StatusCode::FORBIDDEN, "The scope is too small, or a page of another site has sent it"),
-    (StatusCode::NOT_FOUND, "There is no such thing"),
-    (StatusCode::REQUEST_TIMEOUT, "The body was not there in time"),
-    (StatusCode::CONFLICT, "It cannot be done as things stand, or the same request is being worked on"),
+    (StatusCode::UNAUTHORIZED, "No token, or an invalid one"),
+    (StatusCode::FORBIDDEN, "The scope is too small, or a page of another site has sent the request"),
+    (StatusCode::NOT_FOUND, "Nothing has this name"),
+    (StatusCode::REQUEST_TIMEOUT, "The body did not arrive in time"),
+    (
+        StatusCode::CONFLICT,
+        "The state does not allow the change, or a request with the same Idempotency-Key still runs",
+    ),
     (StatusCode::PAYLOAD_TOO_LARGE, "The body is too large"),
     (StatusCode::UNSUPPORTED_MEDIA_TYPE, "The body is not JSON"),
-    (StatusCode::UNPROCESSABLE_ENTITY, "It makes no sense, or the Idempotency-Key was used for another request"),
-    (StatusCode::TOO_MANY_REQUESTS, "Too much was asked"),
-    (StatusCode::SERVICE_UNAVAILABLE, "Ledger or broker is away"),
+    (
+        StatusCode::UNPROCESSABLE_ENTITY,
+        "The request makes no sense, or its Idempotency-Key was used for another request",
+    ),
+    (StatusCode::TOO_MANY_REQUESTS, "The client has sent too many requests"),
+    (StatusCode::SERVICE_UNAVAILABLE, "Ledger or broker is unavailable"),
 ];
-/// Those that a request which changes nothing has no use for.
+/// Error answers of requests that change something. Other requests never give them.
 const OF_CHANGES: [StatusCode; 5] = [
     StatusCode::REQUEST_TIMEOUT,
     StatusCode::CONFLICT,
@@ -126,7 +132,7 @@ const OF_CHANGES: [StatusCode; 5] = [
     StatusCode::UNPROCESSABLE_ENTITY,
 ];
 
-/// The name of a problem among the document's responses.
+/// The name of an error answer among the document's responses.
 fn problem_name(status: StatusCode) -> String {
     status.canonical_reason().unwrap_or_default().replace(' ', "")
 }
@@ -142,7 +148,7 @@ fn describe(operation: &mut Operation, method: &Method, needs: Needs) {
         _ => note,
     });
     operation.extensions = Some(ExtensionsBuilder::new().add("x-scope", needs.scope.name()).build());
-    // Both are possible, and the second is none.
+    // A request may have a token, or none.
     operation.security = Some(vec![SecurityRequirement::new::<_, _, &str>(TOKEN, []), SecurityRequirement::default()]);
     for (status, _) in PROBLEMS {
         if *method != Method::GET || !OF_CHANGES.contains(&status) {
@@ -151,13 +157,13 @@ fn describe(operation: &mut Operation, method: &Method, needs: Needs) {
         }
     }
     if *method == Method::POST && operation.request_body.is_none() {
-        // Without the content type of JSON it would be a request that any page may send.
+        // Without the JSON content type a page of any site could make a browser send the request.
         let nothing = ContentBuilder::new().schema(Some(Object::with_type(Type::Object))).build();
         let body = RequestBodyBuilder::new().description(Some("Nothing, or `{}`")).content("application/json", nothing);
         operation.request_body = Some(RefOr::T(body.required(Some(Required::True)).build()));
     }
     if *method != Method::GET {
-        let text = ObjectBuilder::new().schema_type(Type::String).min_length(Some(1)).max_length(Some(LONGEST_KEY));
+        let text = ObjectBuilder::new().schema_type(Type::String).min_length(Some(1)).max_length(Some(MAX_KEY_CHARS));
         let text = text.pattern(Some("^[!-~]+$"));
         let key = ParameterBuilder::new()
             .name("Idempotency-Key")
@@ -173,7 +179,8 @@ fn describe(operation: &mut Operation, method: &Method, needs: Needs) {
     }
 }
 
-/// The document, as JSON. Whatever is described is in the table of endpoints, and the other way round.
+/// The document, as JSON. Every described endpoint is in the table of endpoints, and every endpoint of the table is
+/// described.
 fn document() -> String {
     let (_, rules) = routes_and_rules();
     let mut document: Document = Described::openapi();

@@ -30,7 +30,7 @@ use crate::api::state::Api;
 /// What all paths begin with.
 pub const PREFIX: &str = "/api/v1";
 
-/// For everybody, also without any right: there is nothing to be seen and nothing to be changed.
+/// Open to every client, also without a token: the answer holds no data, and the request changes nothing.
 const OPEN: Needs = Needs::scope(Scope::None);
 const READ: Needs = Needs::scope(Scope::Read);
 const OPERATE: Needs = Needs::scope(Scope::Operate);

@@ -1,4 +1,4 @@
-//! Chains that programs begin and end: one, or many at once.
+//! Chains that client programs begin and end: one, or many at once.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -16,22 +16,22 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::extract::{Body, Nothing, Path};
+use super::extract::{Body, NoBody, Path};
 use super::problem::{Problem, Result};
 use crate::api::detail::Detail;
 use crate::api::state::Api;
 
-/// Chains in one request at most.
-const MOST: usize = 5_000;
-/// Chains that begin in one transaction.
+/// The most chains in one request.
+const MAX_CHAINS: usize = 5_000;
+/// How many chains begin in one transaction.
 const BATCH: usize = 1_000;
-/// Chains that are ended at the same time.
+/// How many chains are ended at the same time.
 const ENDING: usize = 16;
 
-/// A chain that is to be there. What is left out is as its kind says.
+/// A chain that must exist. A field that is left out has the kind's value.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct ChainWanted {
+pub struct ChainRequest {
     /// What the handler gets; any JSON.
     payload: Value,
     /// The platform queue, in place of the kind's.
@@ -39,21 +39,21 @@ pub struct ChainWanted {
     /// The priority on that queue, in place of the kind's; less than the queue's `lanes`.
     #[schema(minimum = 0, maximum = 9)]
     priority: Option<u8>,
-    /// Who it belongs to.
+    /// The owner of the chain.
     owner: Option<String>,
-    /// A schedule of its own in place of the kind's: an interval or a cron expression as text, or an object. Without
-    /// it, a chain that is there keeps what it has.
+    /// A schedule of the chain's own in place of the kind's: an interval or a cron expression as text, or an object. If
+    /// it is left out, a chain that exists keeps its schedule.
     #[schema(example = "5m")]
     schedule: Option<Value>,
-    /// When the first tick of a chain that begins is due, in milliseconds since 1970. Without it, at a place in its
-    /// interval that follows from its name. A chain that is there keeps its rhythm.
+    /// When the first tick of a new chain is due, in milliseconds since 1970. If it is left out, the tick has a place
+    /// in the interval that follows from the chain's name. A chain that exists keeps its rhythm.
     first_due: Option<i64>,
 }
 
-/// What became of a chain.
+/// The result for a chain.
 #[derive(Serialize, ToSchema)]
-pub struct ChainCame {
-    /// That.
+pub struct ChainResult {
+    /// The result.
     became: Became,
 }
 
@@ -68,8 +68,8 @@ impl From<EnrollError> for Problem {
     }
 }
 
-impl ChainWanted {
-    /// The entity that is meant.
+impl ChainRequest {
+    /// The entity of this request.
     fn entity(self, config: &Config, kind: &str, key: String) -> std::result::Result<Entity, String> {
         let Self { payload, queue, priority, owner, schedule, first_due } = self;
         let enrolment = Enrolment { queue, priority, owner, schedule, first_due: first_due.map(Time::from_millis) };
@@ -83,50 +83,51 @@ async fn enroller(api: &Api, config: &Config, kind: &str) -> Result<Enroller> {
     Ok(enroller.map_err(|error| Problem::unprocessable(error.to_string()))?.revive(true).by_name())
 }
 
-/// Sees to it that a chain is there, as the request says: it begins, is brought up to date, or stays as it is.
+/// Ensures that a chain exists as the request says: the chain begins, is updated, or stays as it is.
 ///
-/// Asked again it changes nothing more. A chain that has ended begins anew, with a new epoch. One that is paused, or
-/// quarantined, is brought up to date and stays so.
+/// The same request, sent again, changes nothing more. A chain that has ended begins anew, with a new epoch. A chain
+/// that is paused or quarantined is updated and stays paused or quarantined.
 #[utoipa::path(put, path = "/chains/{kind}/{key}", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    request_body = ChainWanted,
-    responses((status = 200, description = "It was there", body = ChainCame),
-              (status = 201, description = "It begins", body = ChainCame)))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    request_body = ChainRequest,
+    responses((status = 200, description = "The chain exists, and was updated or needed no change", body = ChainResult),
+              (status = 201, description = "The chain begins", body = ChainResult)))]
 pub async fn put(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    Body(wanted): Body<ChainWanted>,
-) -> Result<(StatusCode, Detail, Json<ChainCame>)> {
+    Body(wanted): Body<ChainRequest>,
+) -> Result<(StatusCode, Detail, Json<ChainResult>)> {
     let config = api.config();
     config.kind(&kind).map_err(Problem::not_found)?;
     let entity = wanted.entity(&config, &kind, key).map_err(Problem::unprocessable)?;
-    // Not the payload, which is the chain's own business.
+    // The audit does not get the payload, which may be private.
     let told = json!({
         "queue": entity.queue, "priority": entity.priority, "owner": entity.owner, "schedule": entity.schedule,
     });
     let (each, _) = enroller(&api, &config, &kind).await?.enroll_each(vec![entity]).await?;
     let became = each.first().copied().unwrap_or(Became::Unchanged);
     let status = if became == Became::Created { StatusCode::CREATED } else { StatusCode::OK };
-    Ok((status, Detail(told), Json(ChainCame { became })))
+    Ok((status, Detail(told), Json(ChainResult { became })))
 }
 
-/// Ends a chain, if it is there and has not ended.
+/// Ends a chain, if it exists and has not ended.
 ///
-/// Asked again, or of a chain that was never there, it changes nothing, and is answered with `unchanged`.
+/// The same request, sent again, changes nothing and is answered with `unchanged`. So is a request for a chain that
+/// never existed.
 #[utoipa::path(delete, path = "/chains/{kind}/{key}", tag = "chains",
-    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity")),
-    responses((status = 200, description = "It does not tick any more", body = ChainCame)))]
+    params(("kind" = String, Path, description = "The kind"), ("key" = String, Path, description = "The entity's key")),
+    responses((status = 200, description = "The chain has ended, or never existed", body = ChainResult)))]
 pub async fn delete(
     State(api): State<Arc<Api>>,
     Path((kind, key)): Path<(String, String)>,
-    _: Nothing,
-) -> Result<Json<ChainCame>> {
+    _: NoBody,
+) -> Result<Json<ChainResult>> {
     may_end(&kind).map_err(Problem::unprocessable)?;
     let became = end(api.ledger(), kind, key).await?;
-    Ok(Json(ChainCame { became }))
+    Ok(Json(ChainResult { became }))
 }
 
-/// Chains of the engine's own begin and end with its workers.
+/// The engine's own chains begin and end with its workers.
 fn may_end(kind: &str) -> std::result::Result<(), String> {
     match is_internal(kind) {
         true => Err(format!("{kind} is a kind of the engine's own, whose chains no order ends")),
@@ -144,11 +145,11 @@ async fn end(ledger: &dyn Ledger, kind: String, key: String) -> std::result::Res
 #[derive(Clone, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChainItem {
-    /// Its kind.
+    /// The kind of the chain.
     kind: String,
-    /// Its entity.
+    /// The key of the entity.
     key: String,
-    /// It is to end; then nothing else is said of it.
+    /// The chain ends. Then no other field may be given.
     #[serde(default)]
     retire: bool,
     /// What the handler gets; any JSON.
@@ -159,51 +160,51 @@ pub struct ChainItem {
     /// The priority on that queue, in place of the kind's; less than the queue's `lanes`.
     #[schema(minimum = 0, maximum = 9)]
     priority: Option<u8>,
-    /// Who it belongs to.
+    /// The owner of the chain.
     owner: Option<String>,
-    /// A schedule of its own, as in a request for one chain.
+    /// A schedule of the chain's own, as in a request for one chain.
     schedule: Option<Value>,
-    /// When the first tick of a chain that begins is due, in milliseconds since 1970.
+    /// When the first tick of a new chain is due, in milliseconds since 1970.
     first_due: Option<i64>,
 }
 
 /// Many chains.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct ChainsWanted {
-    /// At most 5,000, each of them once.
+pub struct ChainsRequest {
+    /// At most 5,000 chains, each only once.
     #[schema(max_items = 5_000)]
     chains: Vec<ChainItem>,
 }
 
-/// What became of one of many chains.
+/// The result for one of many chains.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
-pub struct ItemCame {
-    /// That; null when it was refused.
+pub struct ItemResult {
+    /// The result; null when the chain was refused.
     became: Option<Became>,
-    /// Why it was refused.
+    /// Why the chain was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<String>,
 }
 
-/// What became of many chains.
+/// The results for many chains.
 #[derive(Serialize, ToSchema)]
-pub struct ChainsCame {
-    /// How many have begun.
+pub struct ChainsResult {
+    /// How many chains have begun.
     created: usize,
-    /// How many were brought up to date.
+    /// How many chains were updated.
     updated: usize,
-    /// How many were as they should be.
+    /// How many chains needed no change.
     unchanged: usize,
-    /// How many have ended.
+    /// How many chains have ended.
     retired: usize,
-    /// How many were refused.
+    /// How many chains were refused.
     refused: usize,
-    /// Each of them, in the order of the request.
-    chains: Vec<ItemCame>,
+    /// The result for each chain, in the order of the request.
+    chains: Vec<ItemResult>,
 }
 
-/// What is to be done with many chains, each by its place in the request.
+/// The chains of a request, sorted by what to do with them; each by its index in the request.
 #[derive(Default)]
 struct Sorted {
     enroll: BTreeMap<String, Vec<(usize, Entity)>>,
@@ -211,8 +212,8 @@ struct Sorted {
     refused: Vec<(usize, String)>,
 }
 
-impl ChainsWanted {
-    /// Sorts out what can be done (pure).
+impl ChainsRequest {
+    /// Sorts the chains by what can be done with them (pure).
     fn sort(self, config: &Config) -> Sorted {
         let (mut sorted, mut seen) = (Sorted::default(), HashSet::new());
         for (n, item) in self.chains.into_iter().enumerate() {
@@ -222,8 +223,8 @@ impl ChainsWanted {
                 sorted.refused.push((n, format!("{} {} comes twice in this request", name.0, name.1)));
                 continue;
             }
-            let wanted = ChainWanted { payload, queue, priority, owner, schedule, first_due };
-            if retire && wanted != ChainWanted::default() {
+            let wanted = ChainRequest { payload, queue, priority, owner, schedule, first_due };
+            if retire && wanted != ChainRequest::default() {
                 sorted.refused.push((n, "`retire` goes with kind and key alone".into()));
                 continue;
             }
@@ -244,24 +245,26 @@ impl ChainsWanted {
     }
 }
 
-/// Sees to it that many chains are there, or end, and tells what became of each. Those that are refused, with the
-/// reason, keep none of the others from being done.
+/// Ensures that many chains exist, or ends them, and answers the result for each. A chain that is refused, with the
+/// reason, does not stop the others.
 ///
-/// Asked again it changes nothing more: what was not answered, because ledger or broker were away, may be sent again as
-/// a whole.
-#[utoipa::path(post, path = "/chains", tag = "chains", request_body = ChainsWanted,
-    responses((status = 200, description = "What became of each", body = ChainsCame)))]
+/// The same request, sent again, changes nothing more. If ledger or broker were unavailable and there was no answer,
+/// the whole request may be sent again.
+#[utoipa::path(post, path = "/chains", tag = "chains", request_body = ChainsRequest,
+    responses((status = 200, description = "The result for each chain", body = ChainsResult)))]
 pub async fn put_many(
     State(api): State<Arc<Api>>,
-    Body(wanted): Body<ChainsWanted>,
-) -> Result<(Detail, Json<ChainsCame>)> {
+    Body(wanted): Body<ChainsRequest>,
+) -> Result<(Detail, Json<ChainsResult>)> {
     let count = wanted.chains.len();
-    if count > MOST {
-        return Err(Problem::unprocessable(format!("chains: {count} are more than {MOST}; send several requests")));
+    if count > MAX_CHAINS {
+        return Err(Problem::unprocessable(format!(
+            "chains: {count} are more than {MAX_CHAINS}; send several requests"
+        )));
     }
     let config = api.config();
     let Sorted { enroll, retire, refused } = wanted.sort(&config);
-    let mut came = vec![ItemCame::default(); count];
+    let mut came = vec![ItemResult::default(); count];
     for (n, why) in refused {
         came[n].why = Some(why);
     }
@@ -294,5 +297,5 @@ pub async fn put_many(
     let told = json!({
         "created": created, "updated": updated, "unchanged": unchanged, "retired": retired, "refused": refused,
     });
-    Ok((Detail(told), Json(ChainsCame { created, updated, unchanged, retired, refused, chains: came })))
+    Ok((Detail(told), Json(ChainsResult { created, updated, unchanged, retired, refused, chains: came })))
 }

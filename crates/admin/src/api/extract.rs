@@ -1,4 +1,4 @@
-//! What endpoints take from a request; whatever cannot be read is answered as a [`Problem`].
+//! What endpoints read from a request; a part that cannot be read is answered as a [`Problem`].
 
 use std::time::Duration;
 
@@ -25,11 +25,11 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// An object, or no body, which says the same as one with nothing in it.
+/// A JSON object as the body, or no body, which means an empty object.
 #[derive(Clone, Copy, Debug)]
-pub struct Perhaps<T>(pub T);
+pub struct OptionalBody<T>(pub T);
 
-impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Perhaps<T> {
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalBody<T> {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self> {
@@ -39,11 +39,11 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for Perhaps<T
     }
 }
 
-/// No body, or an object with nothing in it.
+/// No body, or an empty object.
 #[derive(Clone, Copy, Debug)]
-pub struct Nothing;
+pub struct NoBody;
 
-impl<S: Send + Sync> FromRequest<S> for Nothing {
+impl<S: Send + Sync> FromRequest<S> for NoBody {
     type Rejection = Problem;
 
     async fn from_request(request: Request, state: &S) -> Result<Self> {
@@ -79,11 +79,11 @@ fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     Ok(read)
 }
 
-/// What an order is filtered by. A field that is there and empty is a slip, such as a variable that was never set, and
-/// must not mean everything.
+/// A field of a filter for a change. A field that is given but empty is a mistake, such as a variable that was never
+/// set, and must not mean everything.
 ///
 /// # Errors
-/// When it is empty.
+/// When the field is empty.
 pub fn given(field: &str, text: Option<String>) -> Result<Option<String>> {
     match text {
         Some(text) if text.is_empty() => {
@@ -93,15 +93,15 @@ pub fn given(field: &str, text: Option<String>) -> Result<Option<String>> {
     }
 }
 
-/// A length of time in a body, such as `30m`.
+/// A duration in a body, such as `30m`.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When the text is not a duration.
 pub fn duration(field: &str, text: &str) -> Result<Duration> {
     parse_duration(text).map_err(|why| Problem::unprocessable(format!("{field}: {why}")))
 }
 
-/// What stands after the question mark.
+/// The query string.
 #[derive(Clone, Debug)]
 pub struct Query<T>(pub T);
 
@@ -175,7 +175,7 @@ mod tests {
     async fn where_nothing_is_expected_nothing_else_is_taken() {
         let table = [("", 200), ("{}", 200), (" {} ", 200), ("[]", 400), ("\0", 400), (r#"{"why": "x"}"#, 422)];
         for (body, status) in table {
-            let taken = Nothing::from_request(Request::new(body.into()), &()).await;
+            let taken = NoBody::from_request(Request::new(body.into()), &()).await;
             assert_eq!(taken.map_or_else(|no| no.status, |_| 200), status, "{body:?}");
         }
     }

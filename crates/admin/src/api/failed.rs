@@ -1,4 +1,4 @@
-//! What has failed: listed, counted by reason, tried again, forgotten.
+//! Failures: listed, counted by reason, retried, forgotten.
 
 use std::sync::Arc;
 
@@ -12,41 +12,42 @@ use utoipa::{IntoParams, ToSchema};
 use super::extract::{Body, Query, given};
 use super::page;
 use super::problem::Result;
-use crate::api::came::Came;
+use crate::api::action_result::ActionResult;
 use crate::api::detail::Detail;
 use crate::api::state::Api;
 use crate::inspect::failures::{FailureReport, ReasonRow};
 use crate::operate::failed;
 
-/// Which failures: those that fit all that is given.
+/// Which failures: those that match every field that is given.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema, IntoParams)]
 #[serde(deny_unknown_fields, default)]
 #[into_params(parameter_in = Query)]
 pub struct FailedFilter {
-    /// Of this kind.
+    /// Failures of this kind.
     kind: Option<String>,
-    /// Of entities whose chains belong to this owner.
+    /// Failures of entities whose chains belong to this owner.
     owner: Option<String>,
-    /// With a reason of this name.
+    /// Failures with a reason of this name.
     code: Option<String>,
-    /// With this in the entity's key, or, where it has `*` or `?`, with keys that fit it.
+    /// Failures whose entity has a key that contains this text, or, if the text has `*` or `?`, matches the pattern.
     text: Option<String>,
-    /// Of this part; in an order, empty for whole entities.
+    /// Failures of this part. In an action, an empty text means whole entities.
     item: Option<String>,
-    /// Those that are never tried again by themselves, or those that are.
+    /// True: failures that are never retried automatically. False: those that are.
     permanent: Option<bool>,
 }
 
 impl FailedFilter {
-    /// To look: empty fields of a form mean nothing.
-    fn seen(self) -> FailureFilter {
+    /// The filter of a request that only reads: empty fields of a form are as good as absent.
+    fn for_reading(self) -> FailureFilter {
         let said = |text: Option<String>| text.filter(|text| !text.is_empty());
         let (kind, owner, code) = (said(self.kind), said(self.owner), said(self.code));
         Self { kind, owner, code, text: said(self.text), item: said(self.item), ..self }.read()
     }
 
-    /// To change something: empty fields are a slip. Only the whole of an entity is a part without a name.
-    fn meant(self) -> Result<FailureFilter> {
+    /// The filter of a request that changes something: an empty field is a mistake. The exception is the name of a
+    /// part: a whole entity is a part without a name.
+    fn for_change(self) -> Result<FailureFilter> {
         let (kind, owner) = (given("kind", self.kind)?, given("owner", self.owner)?);
         let (code, text) = (given("code", self.code)?, given("text", self.text)?);
         Ok(Self { kind, owner, code, text, ..self }.read())
@@ -70,23 +71,23 @@ impl FailedFilter {
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Wanted {
-    /// Of this kind.
+pub struct ListQuery {
+    /// Failures of this kind.
     kind: Option<String>,
-    /// Of entities whose chains belong to this owner.
+    /// Failures of entities whose chains belong to this owner.
     owner: Option<String>,
-    /// With a reason of this name.
+    /// Failures with a reason of this name.
     code: Option<String>,
-    /// With this in the entity's key, or, where it has `*` or `?`, with keys that fit it.
+    /// Failures whose entity has a key that contains this text, or, if the text has `*` or `?`, matches the pattern.
     text: Option<String>,
-    /// Of this part.
+    /// Failures of this part.
     item: Option<String>,
-    /// Those that are never tried again by themselves, or those that are.
+    /// True: failures that are never retried automatically. False: those that are.
     permanent: Option<bool>,
-    /// So many, 50 when nothing is said, at most 500.
+    /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
-    /// Those that come after an earlier answer: its `after`.
+    /// The cursor: `after` of an earlier answer. The page begins after it.
     after: Option<String>,
 }
 
@@ -94,22 +95,22 @@ pub struct Wanted {
 #[derive(Serialize, ToSchema)]
 pub struct Failed {
     failures: Vec<FailureReport>,
-    /// Where the next ones begin; null when there are none.
+    /// The cursor of the next page; null when there is none.
     after: Option<String>,
 }
 
-/// Lists what has failed.
-#[utoipa::path(get, path = "/failures", tag = "failures", params(Wanted),
+/// Lists failures.
+#[utoipa::path(get, path = "/failures", tag = "failures", params(ListQuery),
     responses((status = 200, description = "A page of failures", body = Failed)))]
-pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<Failed>> {
-    let Wanted { kind, owner, code, text, item, permanent, limit, after } = wanted;
-    let (limit, after) = (page::size(limit)?, page::place::<FailureCursor>(after.as_deref())?);
-    let filter = FailedFilter { kind, owner, code, text, item, permanent }.seen();
-    // One more tells whether there are more.
+pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<Failed>> {
+    let ListQuery { kind, owner, code, text, item, permanent, limit, after } = wanted;
+    let (limit, after) = (page::size(limit)?, page::decode_cursor::<FailureCursor>(after.as_deref())?);
+    let filter = FailedFilter { kind, owner, code, text, item, permanent }.for_reading();
+    // The additional row tells whether there is a next page.
     let mut found = api.ledger().failed(filter, after, limit + 1).await?;
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
-    let place = found.last().filter(|_| more).map(|last| page::after(&(&last.kind, &last.key, &last.item)));
+    let place = found.last().filter(|_| more).map(|last| page::encode_cursor(&(&last.kind, &last.key, &last.item)));
     let (config, now, calendar) = (api.config(), api.ledger().now(), api.ledger().calendar());
     let failures = found.into_iter().map(|failure| FailureReport::new(failure, &config, now, &calendar)).collect();
     Ok(Json(Failed { failures, after: place }))
@@ -118,53 +119,55 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> 
 /// Failures by their reasons.
 #[derive(Serialize, ToSchema)]
 pub struct Reasons {
-    /// Those with the most failures first.
+    /// The reasons, with the most failures first.
     reasons: Vec<ReasonRow>,
 }
 
-/// Counts what has failed by its reasons.
+/// Counts failures by their reasons.
 #[utoipa::path(get, path = "/failures/reasons", tag = "failures", params(FailedFilter),
     responses((status = 200, description = "All reasons", body = Reasons)))]
 pub async fn reasons(State(api): State<Arc<Api>>, Query(filter): Query<FailedFilter>) -> Result<Json<Reasons>> {
-    let reasons = api.counting().reasons(filter.seen()).await?;
+    let reasons = api.counting().reasons(filter.for_reading()).await?;
     Ok(Json(Reasons {
         reasons: reasons.into_iter().map(|count| ReasonRow::of(count, &api.ledger().calendar())).collect(),
     }))
 }
 
-/// What is wanted of failures.
+/// What to do with failures.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FailedAction {
-    /// Parts are due now, with no attempt counted any more, permanent ones too. Whole entities stay as they are.
+    /// Failed parts are due now, with their attempts counted from 0 again; this includes permanent failures. Whole
+    /// entities stay as they are.
     Retry,
-    /// They are forgotten.
+    /// The failures are forgotten.
     Drop,
 }
 
-/// Something is wanted of all failures that fit a filter.
+/// An action on all failures that match a filter.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct FailedWish {
-    /// What.
+pub struct FailedActionRequest {
+    /// The action.
     action: FailedAction,
-    /// Of which. An empty filter means all of them.
+    /// The filter. An empty filter means all failures.
     #[serde(default)]
     filter: FailedFilter,
-    /// Only count those that it would concern.
+    /// Only count the failures that the action would change.
     #[serde(default)]
     dry_run: bool,
 }
 
-/// Tries failed parts again, or forgets failures: all that fit a filter; with `dry_run`, only counts them.
-#[utoipa::path(post, path = "/failures/actions", tag = "failures", request_body = FailedWish,
-    responses((status = 200, description = "How many it was about", body = Came<FailedAction>)))]
+/// Retries failed parts, or forgets failures: all that match a filter; with `dry_run`, only counts them.
+#[utoipa::path(post, path = "/failures/actions", tag = "failures", request_body = FailedActionRequest,
+    responses((status = 200, description = "How many match, and how many changed",
+              body = ActionResult<FailedAction>)))]
 pub async fn act(
     State(api): State<Arc<Api>>,
-    Body(FailedWish { action, filter, dry_run }): Body<FailedWish>,
-) -> Result<(Detail, Json<Came<FailedAction>>)> {
+    Body(FailedActionRequest { action, filter, dry_run }): Body<FailedActionRequest>,
+) -> Result<(Detail, Json<ActionResult<FailedAction>>)> {
     let detail = Detail(json!({ "action": action, "filter": filter, "dry_run": dry_run }));
-    let filter = filter.meant()?;
+    let filter = filter.for_change()?;
     let fits = failed::count(api.counting(), filter.clone()).await?;
     let (matching, changed) = match (action, dry_run) {
         (FailedAction::Retry, true) => (fits.parts, None),
@@ -174,5 +177,5 @@ pub async fn act(
         (FailedAction::Drop, true) => (fits.all(), None),
         (FailedAction::Drop, false) => (fits.all(), Some(failed::drop(api.ledger(), filter).await?.0)),
     };
-    Ok((detail, Json(Came { action, matching, changed })))
+    Ok((detail, Json(ActionResult { action, matching, changed })))
 }

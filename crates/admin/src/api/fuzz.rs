@@ -1,4 +1,4 @@
-//! Requests of strangers, through the gate to all endpoints, on a ledger in memory and the broker in this process.
+//! Arbitrary requests, through the gate to every endpoint, on a ledger in memory and the embedded broker.
 
 use std::cell::RefCell;
 use std::net::Ipv4Addr;
@@ -21,10 +21,10 @@ use tokio::runtime::Runtime;
 use tokio_util::task::TaskTracker;
 
 use super::actor::Authenticator;
+use super::auth::Gate;
 use super::endpoints::routes_and_rules;
-use super::gate::Gate;
+use super::origin::Site;
 use super::server::router;
-use super::site::Site;
 use crate::api::state::Api;
 
 const CONFIG: &str = r#"
@@ -39,7 +39,7 @@ const CONFIG: &str = r#"
     every = "10m"
     handler.exec.argv = ["/bin/true"]
 "#;
-/// After so many requests all is made anew, so that what they leave behind stays small.
+/// After this many requests the server is made anew, so that the data which requests leave behind stays small.
 const LIVES: u32 = 500;
 
 struct Desk {
@@ -61,7 +61,7 @@ impl Desk {
             let (routes, rules) = routes_and_rules();
             let address = Ipv4Addr::LOCALHOST.into();
             let site = Site { hosts: Default::default(), address, secure: false, behind_proxy: false };
-            // Everybody may do everything, so that nothing is out of reach.
+            // Every request has the right to do everything, so that every endpoint is reached.
             let authenticator = Authenticator::new(Scope::Admin);
             let patience = Duration::from_secs(30);
             let gate = Gate { api, rules, site, authenticator, patience, tasks: TaskTracker::new() };
@@ -73,7 +73,7 @@ impl Desk {
 
 /// A request as text: method and path on the first line, then headers, an empty line, and the body.
 ///
-/// No request is answered with 500, and what is refused is refused in JSON.
+/// No request is answered with 500, and a refusal is always JSON.
 pub fn request(data: &[u8]) {
     thread_local!(static DESK: RefCell<Desk> = RefCell::new(Desk::new()));
     let split = data.windows(2).position(|two| two == b"\n\n");
@@ -82,7 +82,7 @@ pub fn request(data: &[u8]) {
     let mut lines = head.lines();
     let Some((method, path)) = lines.next().and_then(|line| line.split_once(' ')) else { return };
     let Ok(method) = Method::from_bytes(method.as_bytes()) else { return };
-    // A simulation takes as long as it takes.
+    // A simulation has no bound on its time that a fuzzer could wait for.
     if method == Method::POST && path.contains("simulations") {
         return;
     }
@@ -106,7 +106,7 @@ pub fn request(data: &[u8]) {
             assert_ne!(status.as_u16(), 500, "{head:?}");
             let sort = response.headers().get(header::CONTENT_TYPE).and_then(|sort| sort.to_str().ok());
             let sort = sort.unwrap_or_default().to_owned();
-            // It goes on for ever.
+            // This answer never ends.
             if sort.starts_with("text/event-stream") {
                 return;
             }

@@ -13,38 +13,38 @@ use utoipa::ToSchema;
 
 use super::extract::{Body, duration};
 use super::problem::{Problem, Result};
-use super::words::hex;
+use super::wire::hex;
 use crate::api::detail::{Detail, RequestKey};
 use crate::api::state::Api;
 
-/// A job that is to run once.
+/// A job that runs once.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct JobWanted {
-    /// Which handler: a name under `[kinds]`.
+pub struct JobRequest {
+    /// The kind, which names the handler: a name under `[kinds]`.
     kind: String,
-    /// Which entity.
+    /// The key of the entity.
     key: String,
     /// What the handler gets; any JSON.
     #[serde(default)]
     payload: Value,
-    /// Not before this time has passed; absent or null: at once.
+    /// The job starts when this time has passed, such as `30m`; absent or null: at once.
     #[schema(example = "10m")]
     delay: Option<String>,
     /// The platform queue, in place of the kind's.
     queue: Option<String>,
-    /// Who it belongs to.
+    /// The owner of the job.
     owner: Option<String>,
 }
 
 /// A job that is safe: the broker has confirmed it, or the ledger keeps it.
 #[derive(Serialize, ToSchema)]
 pub struct JobPublished {
-    /// Its id, the same on every attempt.
+    /// The id of the job, the same on every attempt.
     id: String,
     /// The platform queue.
     queue: String,
-    /// When it is due; null: at once.
+    /// When the job is due; null: at once.
     due: Option<At>,
 }
 
@@ -60,23 +60,24 @@ impl From<PublicationError> for Problem {
 
 /// Publishes a job, which runs once, outside any chain.
 ///
-/// Sent again with the same Idempotency-Key it has the same id, also where the first answer is not known.
-#[utoipa::path(post, path = "/jobs", tag = "jobs", request_body = JobWanted,
-    responses((status = 201, description = "It is safe", body = JobPublished)))]
+/// A request that is sent again with the same Idempotency-Key gives the job the same id. This is true also when the
+/// answer to the first request was lost.
+#[utoipa::path(post, path = "/jobs", tag = "jobs", request_body = JobRequest,
+    responses((status = 201, description = "The job is safe", body = JobPublished)))]
 pub async fn publish(
     State(api): State<Arc<Api>>,
     axum::Extension(key): axum::Extension<RequestKey>,
-    Body(wanted): Body<JobWanted>,
+    Body(wanted): Body<JobRequest>,
 ) -> Result<(StatusCode, Detail, Json<JobPublished>)> {
-    let JobWanted { kind, key: entity, payload, delay, queue, owner } = wanted;
+    let JobRequest { kind, key: entity, payload, delay, queue, owner } = wanted;
     let delay = delay.as_deref().map(|delay| duration("delay", delay)).transpose()?;
     let config = api.config();
     let id = key.0.map_or_else(|| api.entropy().token(), |hash| hex(&hash[..8]));
     let job = Publication { kind, key: entity, payload, delay, queue, owner, id };
-    // Looked at before anybody connects to the broker.
+    // The job is checked before anything connects to the broker.
     let job = job.check(&config)?;
     let published = job.send(&config, api.connections().await?).await?;
-    // Not the payload, which is the job's own business.
+    // The audit does not get the payload, which may be private.
     let told = json!({
         "kind": published.kind, "key": published.key, "id": published.id, "queue": published.queue,
         "owner": published.owner,

@@ -1,4 +1,4 @@
-//! How many messages sleep on which rung.
+//! How many messages wait on each rung.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use super::problem::Result;
 use crate::api::state::Api;
 use crate::inspect::ladder::{RungReport, rungs};
 
-/// How long what was seen of the rungs is told again: the broker is asked a hundred questions for it.
+/// How long an answer about the rungs is reused: each one asks the broker a hundred questions.
 const FRESH: Duration = Duration::from_secs(4);
 
-/// The rungs as they were seen last.
+/// The rungs as they were last read from the broker.
 #[derive(Default)]
 pub(super) struct Seen(Mutex<Option<Look>>);
 
@@ -31,18 +31,18 @@ struct Look {
 /// The rungs of the ladder.
 #[derive(Serialize, ToSchema)]
 pub struct Ladder {
-    /// From the shortest.
+    /// The rungs, from the shortest delay.
     rungs: Vec<RungReport>,
-    /// Chains that sleep, as they were last counted.
+    /// How many chains sleep, as they were last counted.
     sleeping: i64,
-    /// Why the broker cannot be asked.
+    /// Why the broker could not be asked; null when it was.
     broker_why: Option<String>,
 }
 
-/// Tells how many messages sleep on which rung.
+/// Tells how many messages wait on each rung.
 #[utoipa::path(get, path = "/ladder", tag = "queues", responses((status = 200, description = "All rungs", body = Ladder)))]
 pub async fn show(State(api): State<Arc<Api>>) -> Result<Json<Ladder>> {
-    let facts = api.board().facts();
+    let facts = api.status_cache().facts();
     let census = facts.census.as_ref().map(|(census, _)| census);
     let sleeping = census.map_or(0, |census| census.queues.iter().map(|queue| queue.sleeping).sum());
     let broker = &*api.connections().await?.broker;

@@ -1,9 +1,9 @@
-//! The document that describes the API.
+//! The OpenAPI document of the API.
 
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 
-/// What describes the API: an OpenAPI 3.1 document, as JSON.
+/// The OpenAPI 3.1 document that describes the API, as JSON.
 pub const DOCUMENT: &str = include_str!("../../openapi.json");
 /// Answers this document.
 #[utoipa::path(get, path = "/openapi.json", tag = "access",

@@ -1,4 +1,4 @@
-//! How everything is, once or as it goes on.
+//! The state of the whole system, once or as a stream.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,45 +15,46 @@ use super::problem::{Problem, Result};
 use crate::api::state::Api;
 use crate::inspect::overview::{Overview, overview};
 
-/// From one event to the next.
+/// The time from one event to the next.
 const EVERY: Duration = Duration::from_secs(2);
-/// Then it ends, and whoever goes on listening shows the token again, which may be worth nothing by then.
-const LONGEST: Duration = Duration::from_secs(60);
+/// After this time the stream ends. The client must show its token again, which may have become invalid.
+const MAX_STREAM: Duration = Duration::from_secs(60);
 
-/// Tells how everything is: chains in figures, starts over the last hour, and what is wrong, in words.
+/// Answers the state of the whole system: chains in figures, starts over the last hour, and what is wrong, in words.
 ///
-/// Figures of chains are of the time that `counted_at` says.
+/// The figures of chains are of the time `counted_at`.
 #[utoipa::path(get, path = "/overview", tag = "overview",
-    responses((status = 200, description = "How everything is", body = Overview)))]
+    responses((status = 200, description = "The state of the whole system", body = Overview)))]
 pub async fn show(State(api): State<Arc<Api>>) -> Result<Json<Overview>> {
     current(&api).map(Json)
 }
 
 fn current(api: &Api) -> Result<Overview> {
-    let facts = api.board().facts();
+    let facts = api.status_cache().facts();
     if let Some(why) = &facts.ledger_why {
         return Err(Problem::away("the ledger", why));
     }
     Ok(overview(&facts, &api.config()))
 }
 
-/// An event, as it is told.
+/// An event of the stream.
 #[derive(ToSchema)]
 #[expect(dead_code, reason = "it describes what is written as text")]
-pub struct Told {
+pub struct OverviewEvent {
     /// `overview` or `problem`.
     event: String,
     /// The overview or the problem, as JSON.
     data: String,
 }
 
-/// Tells the same every two seconds, as server-sent events of the name `overview`, for a minute; then ask again.
+/// Answers the overview every two seconds for a minute, as server-sent events of the name `overview`; then the client
+/// asks again.
 ///
-/// While the ledger does not answer, an event of the name `problem` comes in its place.
+/// While the ledger does not answer, an event of the name `problem` comes instead.
 #[utoipa::path(get, path = "/events", tag = "overview",
-    responses((status = 200, description = "Events", content_type = "text/event-stream", body = Told)))]
+    responses((status = 200, description = "Events", content_type = "text/event-stream", body = OverviewEvent)))]
 pub async fn events(State(api): State<Arc<Api>>) -> Sse<impl Stream<Item = std::result::Result<Event, Infallible>>> {
-    let end = Instant::now() + LONGEST;
+    let end = Instant::now() + MAX_STREAM;
     let events = stream::unfold((api, Instant::now(), end), async |(api, next, end)| {
         tokio::select! {
             biased;

@@ -1,4 +1,4 @@
-//! Owners: what they have, and all of it at once.
+//! Owners: their chains counted, and all of an owner paused, resumed or retired.
 
 use std::sync::Arc;
 
@@ -11,20 +11,20 @@ use utoipa::{IntoParams, ToSchema};
 use super::extract::{Body, Path, Query};
 use super::page;
 use super::problem::Result;
-use crate::api::came::Came;
+use crate::api::action_result::ActionResult;
 use crate::api::state::Api;
-use crate::inspect::words::word;
+use crate::inspect::format::word;
 use crate::operate::chain;
 
-/// Which page of them.
+/// Which page.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Wanted {
-    /// So many, 50 when nothing is said, at most 500.
+pub struct ListQuery {
+    /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
-    /// Those that come after an earlier answer: its `after`.
+    /// The cursor: `after` of an earlier answer. The page begins after it.
     after: Option<String>,
 }
 
@@ -32,24 +32,24 @@ pub struct Wanted {
 #[derive(Serialize, ToSchema)]
 pub struct Owners {
     owners: Vec<OwnerRow>,
-    /// Where the next ones begin; null when there are none.
+    /// The cursor of the next page; null when there is none.
     after: Option<String>,
 }
 
-/// An owner, and how many chains are hers.
+/// An owner, and how many chains the owner has.
 #[derive(Serialize, ToSchema)]
 pub struct OwnerRow {
-    /// Who.
+    /// The name of the owner.
     owner: String,
-    /// What was said of the owner as a whole: active, paused or retired.
+    /// The state that an operator has given the owner as a whole: active, paused or retired.
     state: &'static str,
-    /// Chains that tick.
+    /// How many chains are active.
     active: i64,
-    /// Chains that an operator has stopped.
+    /// How many chains an operator has paused.
     paused: i64,
-    /// Chains that have ended.
+    /// How many chains have ended.
     retired: i64,
-    /// Chains whose messages were ahead of the ledger.
+    /// How many chains are quarantined: workers died over them, or their messages were ahead of the ledger.
     quarantined: i64,
 }
 
@@ -61,69 +61,77 @@ impl From<OwnerCensus> for OwnerRow {
 }
 
 /// Lists owners.
-#[utoipa::path(get, path = "/owners", tag = "owners", params(Wanted),
+#[utoipa::path(get, path = "/owners", tag = "owners", params(ListQuery),
     responses((status = 200, description = "A page of owners", body = Owners)))]
-pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<Owners>> {
+pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<Owners>> {
     let limit = page::size(wanted.limit)?;
-    let after = page::place::<String>(wanted.after.as_deref())?.unwrap_or_default();
-    // One more tells whether there are more.
+    let after = page::decode_cursor::<String>(wanted.after.as_deref())?.unwrap_or_default();
+    // The additional row tells whether there is a next page.
     let mut found = api.ledger().owners(after, limit + 1).await?;
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
-    let after = found.last().filter(|_| more).map(|last| page::after(&last.owner));
+    let after = found.last().filter(|_| more).map(|last| page::encode_cursor(&last.owner));
     Ok(Json(Owners { owners: found.into_iter().map(OwnerRow::from).collect(), after }))
 }
 
-/// What is wanted of all that is an owner's.
+/// What to do with everything of an owner.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Care {
-    /// Only count the chains that would be changed.
+pub struct OwnerActionRequest {
+    /// Only count the chains that would change.
     dry_run: bool,
 }
 
-async fn steer(api: &Api, owner: String, care: Care, order: ChainOrder) -> Result<Json<Came<&'static str>>> {
+async fn steer(
+    api: &Api,
+    owner: String,
+    care: OwnerActionRequest,
+    order: ChainOrder,
+) -> Result<Json<ActionResult<&'static str>>> {
     let which = ChainFilter { owner: Some(owner), ..ChainFilter::default() };
     let matching = api.counting().matching(which.clone(), order).await?;
     let changed = match care.dry_run {
         true => None,
         false => Some(chain::steer(&api.config(), api.ledger(), which, order).await?.count),
     };
-    Ok(Json(Came { action: chain::verb(order).0, matching, changed }))
+    Ok(Json(ActionResult { action: chain::verb(order).0, matching, changed }))
 }
 
-/// Pauses all that is an owner's: her chains, and one-off jobs that wait in queues.
-#[utoipa::path(post, path = "/owners/{owner}/pause", tag = "owners", request_body = Care,
-    params(("owner" = String, Path, description = "Who")),
-    responses((status = 200, description = "How many chains it was about", body = Came<String>)))]
+/// Pauses everything of an owner: the chains, and the one-off jobs that wait in queues.
+#[utoipa::path(post, path = "/owners/{owner}/pause", tag = "owners", request_body = OwnerActionRequest,
+    params(("owner" = String, Path, description = "The owner's name")),
+    responses((status = 200, description = "How many chains match, and how many changed",
+              body = ActionResult<String>)))]
 pub async fn pause(
     State(api): State<Arc<Api>>,
     Path(owner): Path<String>,
-    Body(care): Body<Care>,
-) -> Result<Json<Came<&'static str>>> {
+    Body(care): Body<OwnerActionRequest>,
+) -> Result<Json<ActionResult<&'static str>>> {
     steer(&api, owner, care, ChainOrder::Pause).await
 }
 
-/// Lets all that is an owner's go on.
-#[utoipa::path(post, path = "/owners/{owner}/resume", tag = "owners", request_body = Care,
-    params(("owner" = String, Path, description = "Who")),
-    responses((status = 200, description = "How many chains it was about", body = Came<String>)))]
+/// Resumes everything of an owner.
+#[utoipa::path(post, path = "/owners/{owner}/resume", tag = "owners", request_body = OwnerActionRequest,
+    params(("owner" = String, Path, description = "The owner's name")),
+    responses((status = 200, description = "How many chains match, and how many changed",
+              body = ActionResult<String>)))]
 pub async fn resume(
     State(api): State<Arc<Api>>,
     Path(owner): Path<String>,
-    Body(care): Body<Care>,
-) -> Result<Json<Came<&'static str>>> {
+    Body(care): Body<OwnerActionRequest>,
+) -> Result<Json<ActionResult<&'static str>>> {
     steer(&api, owner, care, ChainOrder::Resume).await
 }
 
-/// Ends all that is an owner's, for good.
-#[utoipa::path(post, path = "/owners/{owner}/retire", tag = "owners", request_body = Care,
-    params(("owner" = String, Path, description = "Who")),
-    responses((status = 200, description = "How many chains it was about", body = Came<String>)))]
+/// Ends everything of an owner, for good.
+#[utoipa::path(post, path = "/owners/{owner}/retire", tag = "owners", request_body = OwnerActionRequest,
+    params(("owner" = String, Path, description = "The owner's name")),
+    responses((status = 200, description = "How many chains match, and how many changed",
+              body = ActionResult<String>)))]
 pub async fn retire(
     State(api): State<Arc<Api>>,
     Path(owner): Path<String>,
-    Body(care): Body<Care>,
-) -> Result<Json<Came<&'static str>>> {
+    Body(care): Body<OwnerActionRequest>,
+) -> Result<Json<ActionResult<&'static str>>> {
     steer(&api, owner, care, ChainOrder::Retire).await
 }

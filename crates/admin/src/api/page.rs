@@ -1,37 +1,35 @@
-//! Pages of long lists: how many rows, and where the next ones begin.
+//! Pages of long lists: how many rows a page has, and the cursor of the next page.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::problem::{Problem, Result};
-use super::words::hex;
+use super::wire::hex;
 
-/// Rows of a page when nothing is said.
-const USUAL: u32 = 50;
-/// At most.
-const MOST: u32 = 500;
+const DEFAULT_ROWS: u32 = 50;
+const MAX_ROWS: u32 = 500;
 
-/// How many rows a page is to have.
+/// How many rows a page has.
 ///
 /// # Errors
-/// When it is none, or too many.
+/// When `limit` is 0 or greater than the maximum.
 pub fn size(limit: Option<u32>) -> Result<u32> {
-    match limit.unwrap_or(USUAL) {
-        limit @ 1..=MOST => Ok(limit),
-        limit => Err(Problem::bad_request(format!("limit={limit}: from 1 to {MOST} is possible"))),
+    match limit.unwrap_or(DEFAULT_ROWS) {
+        limit @ 1..=MAX_ROWS => Ok(limit),
+        limit => Err(Problem::bad_request(format!("limit={limit}: from 1 to {MAX_ROWS} is possible"))),
     }
 }
 
-/// A place as clients hand it back: opaque to them.
-pub fn after<T: Serialize>(place: &T) -> String {
+/// A cursor as text for clients. Clients must not read its content.
+pub fn encode_cursor<T: Serialize>(place: &T) -> String {
     hex(&serde_json::to_vec(place).unwrap_or_default())
 }
 
-/// The place that a client has handed back.
+/// The cursor that a client has sent.
 ///
 /// # Errors
-/// When it is none of ours.
-pub fn place<T: DeserializeOwned>(after: Option<&str>) -> Result<Option<T>> {
+/// When this server cannot have made the text.
+pub fn decode_cursor<T: DeserializeOwned>(after: Option<&str>) -> Result<Option<T>> {
     let Some(after) = after else { return Ok(None) };
     let digit = |digit: &u8| char::from(*digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
     let byte = |pair: &[u8]| match pair {
@@ -50,10 +48,10 @@ mod tests {
     #[test]
     fn places_come_back_as_they_were_given() {
         let given = ("sync".to_owned(), "ios/ü\u{0}\"".to_owned(), i64::MIN);
-        assert_eq!(place::<(String, String, i64)>(Some(&after(&given))).unwrap(), Some(given));
-        assert_eq!(place::<i64>(None).unwrap(), None);
+        assert_eq!(decode_cursor::<(String, String, i64)>(Some(&encode_cursor(&given))).unwrap(), Some(given));
+        assert_eq!(decode_cursor::<i64>(None).unwrap(), None);
         for odd in ["", "7", "zz", "37ü", "2237", "%00"] {
-            assert_eq!(place::<i64>(Some(odd)).unwrap_err().status, 400, "{odd}");
+            assert_eq!(decode_cursor::<i64>(Some(odd)).unwrap_err().status, 400, "{odd}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! What an endpoint answers when it does not do what was asked: RFC 9457, `application/problem+json`.
+//! The error answers of endpoints: RFC 9457, `application/problem+json`.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use crate::operate::OperateError;
 
 /// The content type of all errors.
 pub const CONTENT: &str = "application/problem+json";
-/// When to ask again where the ledger or the broker is away.
+/// After how long a client may ask again when ledger or broker are unavailable.
 const AWAY: Duration = Duration::from_secs(5);
 
-/// Why something was not done.
+/// Why a request was not done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Problem {
-    /// What sort of problem it is, for programs: `about:blank#` and a word.
+    /// The sort of the problem, for programs: `about:blank#` and a word.
     #[serde(rename = "type")]
     #[schema(example = "about:blank#conflict")]
     pub kind: String,
-    /// The same, for people.
+    /// The sort of the problem, for people.
     #[schema(example = "Conflict")]
     pub title: String,
     /// The HTTP status.
@@ -31,19 +31,18 @@ pub struct Problem {
     pub status: u16,
     /// What is wrong, where, and what to do.
     pub detail: String,
-    /// When to ask again.
+    /// After how long the client may ask again.
     #[serde(skip)]
     retry_after: Option<Duration>,
-    /// Which methods there are.
+    /// The methods that the path has, for the header `Allow`.
     #[serde(skip)]
     allow: Option<String>,
 }
 
-/// What endpoints answer.
 pub type Result<T> = std::result::Result<T, Problem>;
 
 impl Problem {
-    /// With any status; `word` names the sort.
+    /// A problem with any status; `word` names the sort.
     pub fn new(status: StatusCode, word: &str, detail: impl Into<String>) -> Self {
         Self {
             kind: format!("about:blank#{word}"),
@@ -60,29 +59,29 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, "bad-request", detail)
     }
 
-    /// 401: it is not known who asks.
+    /// 401: the actor is unknown.
     pub fn unauthorized(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "unauthorized", detail)
     }
 
-    /// 403: who asks may not.
+    /// 403: the actor does not have the scope.
     pub fn forbidden(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, "forbidden", detail)
     }
 
-    /// 404: there is no such thing.
+    /// 404: nothing has this name.
     pub fn not_found(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not-found", detail)
     }
 
-    /// 405: it cannot be asked in this way.
+    /// 405: the path has no such method.
     pub fn method_not_allowed(allow: String) -> Self {
         let detail = format!("this path has no such method; it has {allow}");
         let problem = Self::new(StatusCode::METHOD_NOT_ALLOWED, "method-not-allowed", detail);
         Self { allow: Some(allow), ..problem }
     }
 
-    /// 409: it cannot be done as things stand.
+    /// 409: the state does not allow the change.
     pub fn conflict(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, "conflict", detail)
     }
@@ -93,12 +92,12 @@ impl Problem {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", detail)
     }
 
-    /// 422: it can be read, and makes no sense.
+    /// 422: the request can be read, but makes no sense.
     pub fn unprocessable(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "unprocessable", detail)
     }
 
-    /// 429: too much was asked.
+    /// 429: the client has sent too many requests.
     pub fn too_many(detail: impl Into<String>, retry_after: Duration) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "too-many", detail).retry_after(retry_after)
     }
@@ -109,7 +108,7 @@ impl Problem {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "broken", detail)
     }
 
-    /// 503: something that is needed is away. `what` is said to whoever asks, `why` only to the log.
+    /// 503: ledger or broker are unavailable. The client gets `what`; only the log gets `why`.
     pub fn away(what: &str, why: &dyn std::fmt::Display) -> Self {
         tracing::warn!(%why, "{what} cannot be used");
         let detail = format!(
@@ -119,12 +118,12 @@ impl Problem {
         Self::away_because(detail)
     }
 
-    /// 503, with a reason that whoever asks may know.
+    /// 503, with a reason that the client may know.
     pub fn away_because(why: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "away", why).retry_after(AWAY)
     }
 
-    /// Says when to ask again.
+    /// Says after how long the client may ask again.
     #[must_use]
     pub fn retry_after(self, retry_after: Duration) -> Self {
         Self { retry_after: Some(retry_after), ..self }
@@ -159,7 +158,7 @@ impl IntoResponse for Problem {
         let mut response = (status, [(CONTENT_TYPE, CONTENT)], body).into_response();
         let headers = response.headers_mut();
         if let Some(after) = self.retry_after {
-            // Not too early.
+            // Rounded up, so that the client does not ask too early.
             headers.insert(RETRY_AFTER, HeaderValue::from(after.as_millis().div_ceil(1_000).max(1) as u64));
         }
         if let Some(allow) = self.allow.and_then(|allow| HeaderValue::try_from(allow).ok()) {

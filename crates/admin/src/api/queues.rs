@@ -1,4 +1,4 @@
-//! Platform queues: how they are, and what is ordered of them while workers run.
+//! Platform queues: their state, and orders for them while workers run.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use roundelay_model::calendar::At;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::extract::{Body, Nothing, Path};
+use super::extract::{Body, NoBody, Path};
 use super::problem::{Problem, Result};
-use super::words::{Words, told};
+use super::wire::{Receipt, receipt};
 use crate::api::actor::Actor;
 use crate::api::state::Api;
 use crate::inspect::overview::queues;
@@ -21,20 +21,20 @@ use crate::operate::queue;
 /// All platform queues.
 #[derive(Serialize, ToSchema)]
 pub struct Queues {
-    /// When they were looked at.
+    /// When the queues were read.
     now: At,
-    /// When the chains of each were counted.
+    /// When the chains of each queue were counted.
     counted_at: Option<At>,
-    /// Why the broker cannot be asked.
+    /// Why the broker could not be asked; null when it was.
     broker_why: Option<String>,
     queues: Vec<QueueReport>,
 }
 
-/// Tells how the platform queues are: in the ledger, on the broker, in the workers.
+/// Answers the state of the platform queues: in the ledger, on the broker, in the workers.
 #[utoipa::path(get, path = "/queues", tag = "queues",
     responses((status = 200, description = "All queues", body = Queues)))]
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Queues>> {
-    let facts = api.board().facts();
+    let facts = api.status_cache().facts();
     if let Some(why) = &facts.ledger_why {
         return Err(Problem::away("the ledger", why));
     }
@@ -48,59 +48,59 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Queues>> {
     }))
 }
 
-/// Why something is stopped.
+/// Why an operator stops something.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Why {
-    /// For those who wonder why nothing runs.
+pub struct PauseRequest {
+    /// The reason, shown to people who ask why nothing runs.
     #[schema(example = "their upstream is down")]
     why: String,
 }
 
-/// Lets workers take nothing more from a queue. What runs finishes; the rest waits on the broker.
-#[utoipa::path(post, path = "/queues/{queue}/pause", tag = "queues", request_body = Why,
+/// Pauses a queue: workers take no more jobs from it. What runs finishes; the rest waits on the broker.
+#[utoipa::path(post, path = "/queues/{queue}/pause", tag = "queues", request_body = PauseRequest,
     params(("queue" = String, Path, description = "The platform queue")),
-    responses((status = 200, description = "It is paused", body = Words)))]
+    responses((status = 200, description = "The queue is paused", body = Receipt)))]
 pub async fn pause(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(queue): Path<String>,
-    Body(Why { why }): Body<Why>,
-) -> Result<Json<Words>> {
-    told(queue::pause(&api.operator(&actor), &queue, &why).await)
+    Body(PauseRequest { why }): Body<PauseRequest>,
+) -> Result<Json<Receipt>> {
+    receipt(queue::pause(&api.operator(&actor), &queue, &why).await)
 }
 
-/// Lets workers take from a queue again.
+/// Lets workers take jobs from a queue again.
 #[utoipa::path(post, path = "/queues/{queue}/resume", tag = "queues",
     params(("queue" = String, Path, description = "The platform queue")),
-    responses((status = 200, description = "It goes on", body = Words)))]
+    responses((status = 200, description = "The queue is resumed", body = Receipt)))]
 pub async fn resume(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(queue): Path<String>,
-    _: Nothing,
-) -> Result<Json<Words>> {
-    told(queue::resume(&api.operator(&actor), &queue).await)
+    _: NoBody,
+) -> Result<Json<Receipt>> {
+    receipt(queue::resume(&api.operator(&actor), &queue).await)
 }
 
 /// How many jobs run at the same time.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Places {
-    /// So many in each worker; null: as configured.
+pub struct ConcurrencyRequest {
+    /// How many jobs of the queue each worker runs at the same time; null: as configured.
     #[schema(minimum = 1, maximum = 65535)]
     concurrency: Option<usize>,
 }
 
-/// Sets how many jobs of a queue each worker runs at the same time, in place of what is configured.
-#[utoipa::path(put, path = "/queues/{queue}/concurrency", tag = "queues", request_body = Places,
+/// Sets how many jobs of a queue each worker runs at the same time, in place of the configured number.
+#[utoipa::path(put, path = "/queues/{queue}/concurrency", tag = "queues", request_body = ConcurrencyRequest,
     params(("queue" = String, Path, description = "The platform queue")),
-    responses((status = 200, description = "It holds", body = Words)))]
+    responses((status = 200, description = "The order is in force", body = Receipt)))]
 pub async fn concurrency(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(queue): Path<String>,
-    Body(Places { concurrency }): Body<Places>,
-) -> Result<Json<Words>> {
-    told(queue::concurrency(&api.operator(&actor), &queue, concurrency).await)
+    Body(ConcurrencyRequest { concurrency }): Body<ConcurrencyRequest>,
+) -> Result<Json<Receipt>> {
+    receipt(queue::concurrency(&api.operator(&actor), &queue, concurrency).await)
 }

@@ -7,7 +7,7 @@ use roundelay_model::scope::Scope;
 
 use super::problem::{self, Problem};
 
-/// The largest that any takes.
+/// The largest body that any endpoint takes, in bytes.
 pub const LARGE: usize = 1 << 20;
 /// The largest body that most endpoints take, in bytes.
 pub(super) const SMALL: usize = 64 << 10;
@@ -15,13 +15,13 @@ pub(super) const SMALL: usize = 64 << 10;
 /// What an endpoint needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Needs {
-    /// The least scope.
+    /// The smallest scope that allows the request.
     pub scope: Scope,
-    /// The largest body that it takes, in bytes.
+    /// The largest body that the endpoint takes, in bytes.
     pub body: usize,
-    /// Its answer has a secret, which must not be kept.
+    /// The answer has a secret, which must not be kept.
     pub secret: bool,
-    /// Its body is nobody's business: the audit has how long it was, and what the endpoint tells of it.
+    /// The body is private: the audit keeps only its length and what the endpoint adds.
     pub private: bool,
 }
 
@@ -30,17 +30,17 @@ impl Needs {
         Self { scope, body: SMALL, secret: false, private: false }
     }
 
-    /// It takes bodies of up to [`LARGE`].
+    /// The endpoint takes bodies of up to [`LARGE`].
     pub(super) const fn large(self) -> Self {
         Self { body: LARGE, ..self }
     }
 
-    /// The audit has nothing of its body.
+    /// The audit keeps nothing of the body.
     pub const fn private(self) -> Self {
         Self { private: true, ..self }
     }
 
-    /// Its answer has a secret.
+    /// The answer has a secret.
     pub(super) const fn secret(self) -> Self {
         Self { secret: true, ..self }
     }
@@ -62,13 +62,13 @@ impl Rules {
         self.0.values().map(HashMap::len).sum()
     }
 
-    /// What this method of this path needs, with the names of the path's parameters in place of their values.
+    /// What this method of this path needs; `path` has the parameters' names in place of their values.
     ///
     /// # Errors
-    /// When it is not in the table.
+    /// When path and method are not in the table.
     pub fn find(&self, method: &Method, path: &str) -> problem::Result<Needs> {
         let methods = self.0.get(path).ok_or_else(|| Problem::not_found("there is no such path"))?;
-        // Where there is GET, there is HEAD.
+        // Every endpoint with GET also answers HEAD.
         let asked = if *method == Method::HEAD { &Method::GET } else { method };
         methods.get(asked).copied().ok_or_else(|| {
             let mut allow: Vec<&str> = methods.keys().map(Method::as_str).collect();

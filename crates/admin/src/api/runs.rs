@@ -1,4 +1,4 @@
-//! Attempts over all chains.
+//! Attempts of all chains.
 
 use std::sync::Arc;
 
@@ -19,15 +19,16 @@ use crate::inspect::chain::AttemptReport;
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct Wanted {
-    /// That ended so: done, retried, failed, snoozed, retired, fanned_out, dropped, skipped, cut, fenced or lost.
+pub struct ListQuery {
+    /// Attempts with this verdict: done, retried, failed, snoozed, retired, fanned_out, dropped, skipped, cut, fenced
+    /// or lost.
     verdict: Option<String>,
-    /// Of chains of this kind.
+    /// Attempts of chains of this kind.
     kind: Option<String>,
-    /// So many, 50 when nothing is said, at most 500.
+    /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
-    /// Those that come after an earlier answer: its `after`.
+    /// The cursor: `after` of an earlier answer. The page begins after it.
     after: Option<String>,
 }
 
@@ -35,26 +36,26 @@ pub struct Wanted {
 #[derive(Serialize, ToSchema)]
 pub struct Runs {
     runs: Vec<AttemptReport>,
-    /// Where the next ones begin; null when there are none.
+    /// The cursor of the next page; null when there is none.
     after: Option<String>,
-    /// Whether the page has all that it could have. Else the search has stopped for the work that it was: `after`
-    /// goes on with it.
+    /// Whether the page is full or the last one. If not, the search has stopped early because it had read too many
+    /// rows: `after` continues it.
     complete: bool,
 }
 
 /// Lists attempts of chains' ticks, latest first, as far back as the history is kept.
-#[utoipa::path(get, path = "/runs", tag = "chains", params(Wanted),
+#[utoipa::path(get, path = "/runs", tag = "chains", params(ListQuery),
     responses((status = 200, description = "A page of attempts", body = Runs)))]
-pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<Wanted>) -> Result<Json<Runs>> {
-    let Wanted { verdict, kind, limit, after } = wanted;
-    let (limit, before) = (page::size(limit)?, page::place::<Fence>(after.as_deref())?);
+pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<Runs>> {
+    let ListQuery { verdict, kind, limit, after } = wanted;
+    let (limit, before) = (page::size(limit)?, page::decode_cursor::<Fence>(after.as_deref())?);
     let said = |text: Option<String>| text.filter(|text| !text.is_empty());
     let filter = RunFilter { verdict: said(verdict), kind: said(kind) };
     let found = api.ledger().runs(filter, before, limit, EFFORT).await?;
     let calendar = api.ledger().calendar();
     Ok(Json(Runs {
         runs: found.found.into_iter().map(|one| AttemptReport::named(one, &calendar)).collect(),
-        after: found.after.as_ref().map(page::after),
+        after: found.after.as_ref().map(page::encode_cursor),
         complete: found.complete,
     }))
 }

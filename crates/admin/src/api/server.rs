@@ -1,4 +1,4 @@
-//! Where the API answers, within the bounds of [`roundelay_net::listen`]: with TLS, and not for everybody.
+//! The server: where the API answers, within the bounds of [`roundelay_net::listen`], with TLS or without.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,27 +21,27 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::{AbortOnDropHandle, TaskTracker};
 
 use super::actor::Authenticator;
-use super::door;
+use super::auth::{self, Gate};
 use super::endpoints::routes_and_rules;
-use super::gate::{self, Gate};
-use super::site::Site;
+use super::host_check;
+use super::origin::Site;
 use crate::api::state::Api;
-use crate::inspect::board::LOOK;
+use crate::inspect::status_cache::LOOK_EVERY;
 
-/// Where `roundelay serve` answers when nothing is said.
-pub const USUAL: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 15_680);
-/// So many connections may be open.
-pub const MOST_CONNECTIONS: usize = 512;
-/// So many from one address, unless all come from a proxy.
-pub const MOST_FROM_ADDRESS: usize = 64;
-/// How long what is under way may go on after the signal to stop.
+/// The default address of `roundelay serve`.
+pub const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 15_680);
+/// How many connections may be open at the same time.
+pub const MAX_CONNECTIONS: usize = 512;
+/// How many connections one address may have open, unless all requests come from a proxy.
+pub const MAX_CONNECTIONS_FROM_ADDRESS: usize = 64;
+/// How long running requests may continue after the signal to stop.
 const GRACE: Duration = Duration::from_secs(10);
-/// How often what is too old is forgotten.
+/// How often old rows are deleted.
 const FORGET_EVERY: Duration = Duration::from_secs(600);
-/// Rows forgotten at a time, few enough that nobody waits long behind it.
-const ROWS: u32 = 500;
+/// How many rows are deleted at a time: few enough that other statements do not wait long.
+const FORGET_ROWS: u32 = 500;
 
-/// An address that is listened on, and where nobody is answered yet.
+/// An address that the process listens on, but does not answer yet.
 pub struct Listener {
     listener: TcpListener,
     address: SocketAddr,
@@ -51,11 +51,11 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Takes `address`. Port 0 is any free port.
+    /// Listens on `address`. Port 0 is any free port.
     ///
     /// # Errors
-    /// When it is taken or not this machine's, when the certificate cannot be used, or when the settings would
-    /// let in everybody there.
+    /// When the address is in use or not this machine's, when the certificate cannot be used, or when the settings
+    /// would give every client access.
     pub async fn bind(settings: &ApiSettings, address: SocketAddr) -> Result<Self, StartError> {
         let refused = |key: &str, why: String| StartError::Setup(format!("api.{key}: {why}"));
         let anonymous = settings.anonymous_on(address).map_err(|why| refused("anonymous", why))?;
@@ -72,12 +72,13 @@ impl Listener {
         Ok(Self { listener, address, tls, settings: settings.clone(), anonymous })
     }
 
-    /// Which address that is, with the port that was free.
+    /// The address, with the real port where the configuration says port 0.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Whoever reaches it must show a token, so there must be one.
+    /// Refuses to start if no client could use the API: requests need a token and there is no valid one. On a loopback
+    /// address this is only a warning.
     async fn check_tokens(&self, api: &Api) -> Result<(), StartError> {
         let now = api.ledger().now();
         if self.anonymous > Scope::None || api.ledger().tokens().await?.iter().any(|token| token.is_valid(now)) {
@@ -121,7 +122,7 @@ pub struct Server {
     listener: Listener,
     api: Arc<Api>,
     router: Router,
-    /// What goes on without its client.
+    /// Tasks that continue when their client has left.
     tasks: TaskTracker,
 }
 
@@ -129,7 +130,7 @@ impl Server {
     /// Prepares to answer on `listener`.
     ///
     /// # Errors
-    /// When nobody could use it, or the ledger cannot be read.
+    /// When no client could use the API, or the ledger cannot be read.
     pub async fn new(listener: Listener, api: Arc<Api>) -> Result<Self, StartError> {
         listener.check_tokens(&api).await?;
         let tasks = TaskTracker::new();
@@ -152,12 +153,13 @@ impl Server {
         Ok(Self { listener, api, router, tasks })
     }
 
-    /// Answers until `shutdown`, or until a part of it that should last has ended, then lets what is under way come to its end, for a bounded time.
+    /// Answers until `shutdown`, or until a task that must not end has ended. Then running requests finish, for at most
+    /// [`GRACE`].
     pub async fn run(self, shutdown: CancellationToken) {
         let Self { listener: Listener { listener, address, tls, settings, anonymous }, api, router, tasks } = self;
         let scheme = if tls.is_some() { "https" } else { "http" };
         tracing::info!(api = %format!("{scheme}://{address}"), %anonymous, "answering the API");
-        // Streams end with it.
+        // Streams end when the server stops.
         let stopping = api.stopping().clone();
         let forget = async {
             loop {
@@ -165,10 +167,11 @@ impl Server {
                 sleep(FORGET_EVERY).await;
             }
         };
-        let board = api.clone();
-        let mut board = AbortOnDropHandle::new(tokio::spawn(async move { board.keep_board(LOOK).await }));
-        let per_address = if settings.behind_proxy { MOST_CONNECTIONS } else { MOST_FROM_ADDRESS };
-        let bounds = Bounds { connections: MOST_CONNECTIONS, per_address, patience: settings.patience };
+        let status_cache = api.clone();
+        let mut status_cache =
+            AbortOnDropHandle::new(tokio::spawn(async move { status_cache.keep_status_cache(LOOK_EVERY).await }));
+        let per_address = if settings.behind_proxy { MAX_CONNECTIONS } else { MAX_CONNECTIONS_FROM_ADDRESS };
+        let bounds = Bounds { connections: MAX_CONNECTIONS, per_address, patience: settings.patience };
         let served = Served { router, tls, bounds, stop: shutdown.clone() };
         let mut connections = JoinSet::new();
         tokio::select! {
@@ -176,8 +179,8 @@ impl Server {
             () = shutdown.cancelled() => {}
             never = served.accept(&listener, &mut connections) => never,
             never = forget => never,
-            // What is shown would be old, and nobody could tell.
-            ended = &mut board => {
+            // The dashboard would show old data without a sign of it.
+            ended = &mut status_cache => {
                 tracing::error!(why = ?ended.err(), "what is shown is not kept up to date any more; the API ends");
             }
         }
@@ -194,20 +197,20 @@ impl Server {
     }
 }
 
-/// The way of a request: through the door, and to an endpoint through the gate.
+/// The layers around a request: the door for every request, then the gate for an endpoint.
 pub(super) fn router(routes: Router<Arc<Api>>, gate: Gate) -> Router {
     let (api, gate) = (gate.api.clone(), Arc::new(gate));
     routes
-        .layer(from_fn_with_state(gate.clone(), gate::pass))
-        .fallback(door::elsewhere)
-        .layer(from_fn_with_state(gate, door::pass))
+        .layer(from_fn_with_state(gate.clone(), auth::pass))
+        .fallback(host_check::elsewhere)
+        .layer(from_fn_with_state(gate, host_check::pass))
         .with_state(api)
 }
 
-/// Forgets what is too old, a part at a time.
+/// Deletes old rows, a part at a time.
 async fn forget(api: &Api) {
     loop {
-        match api.ledger().forget_access(ROWS).await {
+        match api.ledger().forget_access(FORGET_ROWS).await {
             Ok(0) => return,
             Ok(_) => tokio::task::yield_now().await,
             Err(error) => {

@@ -1,4 +1,4 @@
-//! Who asks, and what answers.
+//! The session: who sends the request, and which server answers.
 
 use std::sync::Arc;
 
@@ -13,25 +13,26 @@ use utoipa::ToSchema;
 use crate::api::actor::Actor;
 use crate::api::state::Api;
 
-/// Who asks, and what answers.
+/// Who sends the request, and which server answers.
 #[derive(Serialize, ToSchema)]
 pub struct Session {
     /// The token's name, or `anonymous`.
     actor: String,
-    /// What they may do.
+    /// What the actor may do.
     scope: Scope,
-    /// The program's.
+    /// The version of the program.
     version: &'static str,
     /// `sqlite` or `postgres`.
     ledger: &'static str,
     /// `rabbitmq` or `embedded`.
     broker: &'static str,
-    /// What the installation is called.
+    /// The name of the installation.
     name: String,
 }
 
-/// Says who one is, and what one may do.
-#[utoipa::path(get, path = "/session", tag = "access", responses((status = 200, description = "Who asks", body = Session)))]
+/// Answers who sends the request, and what the actor may do.
+#[utoipa::path(get, path = "/session", tag = "access",
+    responses((status = 200, description = "The actor, and the server", body = Session)))]
 pub async fn show(State(api): State<Arc<Api>>, actor: Actor) -> Json<Session> {
     let config = api.config();
     Json(Session {

@@ -1,4 +1,4 @@
-//! What a configuration will do: the simulator, one run at a time.
+//! Simulations of a configuration, one run at a time.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,22 +20,22 @@ use serde_json::{Value, json};
 use tracing::subscriber::NoSubscriber;
 use utoipa::ToSchema;
 
-use super::extract::{Body, Nothing, Path};
+use super::extract::{Body, NoBody, Path};
 use super::problem::{Problem, Result};
-use super::words::Words;
+use super::wire::Receipt;
 use crate::api::detail::Detail;
 use crate::api::state::Api;
 
-/// So much may be simulated here, which takes some minutes; `roundelay simulate` has no such bounds.
-const LONGEST: Duration = Duration::from_secs(7 * 86_400);
-const MOST_CHAINS: u64 = 100_000;
-const MOST_WORKERS: u16 = 100;
-/// Results that are kept; the oldest is forgotten first.
+/// The longest span that a request may simulate, which takes some minutes. `roundelay simulate` has no such bound.
+const MAX_SPAN: Duration = Duration::from_secs(7 * 86_400);
+const MAX_CHAINS: u64 = 100_000;
+const MAX_WORKERS: u16 = 100;
+/// How many results are kept; the oldest is forgotten first.
 const KEPT: usize = 10;
-/// Columns of the charts.
+/// How many columns the charts have.
 const COLUMNS: usize = 288;
 
-/// The simulations that were asked for.
+/// The simulations that requests have started.
 #[derive(Default)]
 pub struct Simulations {
     runs: Mutex<Vec<Arc<Run>>>,
@@ -56,7 +56,7 @@ impl Simulations {
 struct Run {
     id: String,
     length: Duration,
-    /// How much of the time has passed, in milliseconds.
+    /// How much virtual time has passed, in milliseconds.
     passed: AtomicU64,
     cancelled: AtomicBool,
     ended: Mutex<Option<std::result::Result<Value, String>>>,
@@ -71,14 +71,14 @@ impl Run {
 /// What to simulate.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct SimulationWanted {
+pub struct SimulationRequest {
     /// A configuration; absent or null: the one that is in use.
     toml: Option<String>,
-    /// How much time passes, at most 7 days.
+    /// How much virtual time passes, at most 7 days.
     #[serde(rename = "for", default = "a_day")]
     #[schema(example = "24h")]
     span: String,
-    /// How many chains kinds have, in place of their models' `chains`.
+    /// How many chains a kind has, in place of its model's `chains`.
     #[serde(default)]
     chains: BTreeMap<String, u64>,
     /// How many workers there are, at most 100.
@@ -95,36 +95,36 @@ const fn one() -> u16 {
     1
 }
 
-/// A simulation that was begun.
+/// A simulation that has begun.
 #[derive(Serialize, ToSchema)]
 pub struct SimulationBegun {
-    /// What to ask for.
+    /// The id of the simulation, for later requests.
     id: String,
 }
 
-/// How far a simulation is, and what it came to.
+/// The progress of a simulation, and its result.
 #[derive(Serialize, ToSchema)]
 pub struct SimulationReport {
     /// `running`, `done` or `failed`.
     state: &'static str,
-    /// From 0 to 1.
+    /// The part that is done, from 0 to 1.
     progress: f64,
-    /// Why it failed.
+    /// Why the simulation failed; null when it did not.
     why: Option<String>,
-    /// What it came to, as `roundelay simulate --json` tells it, with starts over time as `series`, and of throttles
-    /// which `share` of what they allow was used, and how many starts `per_s` that is.
+    /// The result, as `roundelay simulate --json` prints it, with starts over time as `series`. Each throttle also has
+    /// `share`, the part of its limit that was used, and `per_s`, its starts per second.
     #[schema(value_type = Option<Object>)]
     report: Option<Value>,
 }
 
-/// Begins to simulate a configuration with modelled handlers, in virtual time. Nothing is connected to.
+/// Begins to simulate a configuration with modelled handlers, in virtual time. The simulation connects to nothing.
 ///
-/// One runs at a time, of at most 100,000 chains.
-#[utoipa::path(post, path = "/simulations", tag = "foresight", request_body = SimulationWanted,
-    responses((status = 202, description = "It runs", body = SimulationBegun)))]
+/// One simulation runs at a time, of at most 100,000 chains.
+#[utoipa::path(post, path = "/simulations", tag = "foresight", request_body = SimulationRequest,
+    responses((status = 202, description = "The simulation runs", body = SimulationBegun)))]
 pub async fn begin(
     State(api): State<Arc<Api>>,
-    Body(wanted): Body<SimulationWanted>,
+    Body(wanted): Body<SimulationRequest>,
 ) -> Result<(StatusCode, Detail, Json<SimulationBegun>)> {
     let detail = Detail(json!({ "for": wanted.span, "chains": wanted.chains, "workers": wanted.workers,
                                 "edited": wanted.toml.is_some() }));
@@ -151,17 +151,17 @@ pub async fn begin(
     let rates = plan.config.throttles.iter().map(|(name, of)| (name.clone(), of.limits.rate()));
     let rates: BTreeMap<String, f64> = rates.collect();
     let stopping = api.stopping().clone();
-    // It has a runtime of its own, and a thread, which nobody waits for.
+    // The simulation has its own runtime and its own thread. Nothing waits for the thread.
     tokio::task::spawn_blocking(move || {
         let progress = |at: Duration| {
             run.passed.store(u64::try_from(at.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
             !run.cancelled.load(Ordering::Relaxed) && !stopping.is_cancelled()
         };
-        // What goes wrong there happens to nobody, so the log has none of it.
+        // A simulated fault is not a real one, so the log must not have it.
         let simulate = || tracing::subscriber::with_default(NoSubscriber::default(), || forecast::run(plan, progress));
         let came = catch_unwind(AssertUnwindSafe(simulate));
         let came = match came {
-            Ok(came) => came.map(|report| told(&report, &rates)).map_err(|error| error.to_string()),
+            Ok(came) => came.map(|report| to_json(&report, &rates)).map_err(|error| error.to_string()),
             Err(_) => Err("the simulator has a fault, and this has found it".to_owned()),
         };
         *run.ended() = Some(came);
@@ -169,8 +169,8 @@ pub async fn begin(
     Ok((StatusCode::ACCEPTED, detail, Json(SimulationBegun { id })))
 }
 
-fn plan(wanted: SimulationWanted, current: &Config, now: Time) -> Result<Plan> {
-    let SimulationWanted { toml, span, chains, workers } = wanted;
+fn plan(wanted: SimulationRequest, current: &Config, now: Time) -> Result<Plan> {
+    let SimulationRequest { toml, span, chains, workers } = wanted;
     let config = match toml {
         None => current.clone(),
         Some(text) => {
@@ -178,20 +178,20 @@ fn plan(wanted: SimulationWanted, current: &Config, now: Time) -> Result<Plan> {
         }
     };
     let length = parse_duration(&span).map_err(|why| Problem::unprocessable(format!("for: {why}")))?;
-    if length.is_zero() || length > LONGEST {
+    if length.is_zero() || length > MAX_SPAN {
         return Err(Problem::unprocessable(
             "for: more than nothing and at most 7d is possible; `roundelay simulate` takes longer ones",
         ));
     }
-    if workers == 0 || workers > MOST_WORKERS {
-        return Err(Problem::unprocessable(format!("workers: from 1 to {MOST_WORKERS} is possible")));
+    if workers == 0 || workers > MAX_WORKERS {
+        return Err(Problem::unprocessable(format!("workers: from 1 to {MAX_WORKERS} is possible")));
     }
     let mut assumed = Vec::new();
     let populations = populations(&config, &chains, &mut assumed).map_err(Problem::unprocessable)?;
     let total: u64 = populations.values().map(Population::chains).sum();
-    if total > MOST_CHAINS {
+    if total > MAX_CHAINS {
         return Err(Problem::unprocessable(format!(
-            "chains: {total} chains are more than the {MOST_CHAINS} that are simulated here; `roundelay simulate` takes more"
+            "chains: {total} chains are more than the {MAX_CHAINS} that are simulated here; `roundelay simulate` takes more"
         )));
     }
     Ok(Plan {
@@ -208,7 +208,7 @@ fn plan(wanted: SimulationWanted, current: &Config, now: Time) -> Result<Plan> {
     })
 }
 
-/// The chains of each kind that has any.
+/// How many chains each kind has; without the kinds that have none.
 fn populations(
     config: &Config,
     asked: &BTreeMap<String, u64>,
@@ -236,11 +236,11 @@ fn populations(
     }
 }
 
-fn told(report: &Report, rates: &BTreeMap<String, f64>) -> Value {
-    let mut told = json!(report);
+fn to_json(report: &Report, rates: &BTreeMap<String, f64>) -> Value {
+    let mut value = json!(report);
     for (name, throttle) in &report.throttles {
-        told["throttles"][name]["share"] = json!(throttle.use_percent / 100.0);
-        told["throttles"][name]["per_s"] = json!(rates.get(name));
+        value["throttles"][name]["share"] = json!(throttle.use_percent / 100.0);
+        value["throttles"][name]["per_s"] = json!(rates.get(name));
     }
     let (all, kinds) = &report.series;
     let per = all.starts.len().div_ceil(COLUMNS).max(1) as f64 * all.width.as_secs_f64();
@@ -248,14 +248,14 @@ fn told(report: &Report, rates: &BTreeMap<String, f64>) -> Value {
         series.columns(COLUMNS).into_iter().map(|(mean, _)| (mean * 1_000.0).round() / 1_000.0).collect()
     };
     let kinds: BTreeMap<&String, Vec<f64>> = kinds.iter().map(|(kind, series)| (kind, columns(series))).collect();
-    told["series"] = json!({ "bucket_s": per, "all": columns(all), "kinds": kinds });
-    told
+    value["series"] = json!({ "bucket_s": per, "all": columns(all), "kinds": kinds });
+    value
 }
 
-/// Tells how far a simulation is, and what it came to.
+/// Answers the progress of a simulation, and its result.
 #[utoipa::path(get, path = "/simulations/{id}", tag = "foresight",
-    params(("id" = String, Path, description = "What it was begun with")),
-    responses((status = 200, description = "How far it is", body = SimulationReport)))]
+    params(("id" = String, Path, description = "The simulation's id")),
+    responses((status = 200, description = "The progress, and the result", body = SimulationReport)))]
 pub async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result<Json<SimulationReport>> {
     let run = api.simulations().find(&id)?;
     let passed = Duration::from_millis(run.passed.load(Ordering::Relaxed));
@@ -269,15 +269,15 @@ pub async fn show(State(api): State<Arc<Api>>, Path(id): Path<String>) -> Result
     Ok(Json(SimulationReport { state, progress, why, report }))
 }
 
-/// Ends a simulation, and forgets it.
+/// Ends a simulation and forgets its result.
 #[utoipa::path(delete, path = "/simulations/{id}", tag = "foresight",
-    params(("id" = String, Path, description = "What it was begun with")),
-    responses((status = 200, description = "It is forgotten", body = Words)))]
-pub async fn forget(State(api): State<Arc<Api>>, Path(id): Path<String>, _: Nothing) -> Result<Json<Words>> {
+    params(("id" = String, Path, description = "The simulation's id")),
+    responses((status = 200, description = "The simulation is forgotten", body = Receipt)))]
+pub async fn forget(State(api): State<Arc<Api>>, Path(id): Path<String>, _: NoBody) -> Result<Json<Receipt>> {
     let run = api.simulations().find(&id)?;
     run.cancelled.store(true, Ordering::Relaxed);
     if run.ended().is_some() {
         api.simulations().runs().retain(|run| run.id != id);
     }
-    Ok(Json(Words { words: format!("the simulation {id} ends") }))
+    Ok(Json(Receipt { words: format!("the simulation {id} ends") }))
 }

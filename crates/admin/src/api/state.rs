@@ -16,11 +16,12 @@ use super::actor::Actor;
 use super::problem::Problem;
 use super::simulations::Simulations;
 use super::{ladder, problem};
-use crate::inspect::board::Board;
-use crate::inspect::broker::Asked;
+use crate::inspect::broker::BrokerStatus;
+use crate::inspect::status_cache::StatusCache;
 use crate::operate::Operator;
 
-/// Another connection to the ledger: a count of very many chains must hold up nobody. What is only in memory has one.
+/// Opens a second connection to the ledger, so that a count of very many chains does not delay other requests. A ledger
+/// in memory has one connection only.
 async fn counting(config: &Config, ledger: &Arc<dyn Ledger>, entropy: &Entropy) -> Result<Arc<dyn Ledger>, StartError> {
     match config.ledger.url {
         LedgerUrl::Memory => Ok(ledger.clone()),
@@ -28,17 +29,16 @@ async fn counting(config: &Config, ledger: &Arc<dyn Ledger>, entropy: &Entropy) 
     }
 }
 
-/// What endpoints share.
 pub struct Api {
     config: RwLock<Arc<Config>>,
     ledger: Arc<dyn Ledger>,
     clock: Clock,
     entropy: Entropy,
-    /// A connection to it for what takes long.
+    /// A second connection to the ledger, for slow queries.
     counting: Arc<dyn Ledger>,
-    /// With the broker; connected when somebody first needs it.
+    /// Ledger and broker. The first request that needs the broker connects.
     connections: OnceCell<Connections>,
-    board: Board,
+    status_cache: StatusCache,
     pub(super) rungs: ladder::Seen,
     simulations: Simulations,
     shelf: tokio::sync::Mutex<()>,
@@ -46,7 +46,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// On a ledger of its own, as the configuration names it.
+    /// Opens the ledger that the configuration names.
     ///
     /// # Errors
     /// When the ledger cannot be opened.
@@ -57,10 +57,10 @@ impl Api {
         Ok(Arc::new(Self::new(config, ledger, counting, clock, entropy, OnceCell::new())))
     }
 
-    /// On the connections of a worker.
+    /// Uses the connections of a worker.
     ///
     /// # Errors
-    /// When the ledger cannot be opened once more.
+    /// When the second connection to the ledger cannot be opened.
     pub async fn of_worker(config: Config, connections: Connections) -> Result<Arc<Self>, StartError> {
         let Connections { ledger, clock, entropy, .. } = connections.clone();
         let counting = counting(&config, &ledger, &entropy).await?;
@@ -84,7 +84,7 @@ impl Api {
             clock,
             entropy,
             connections,
-            board: Board::default(),
+            status_cache: StatusCache::default(),
             rungs: ladder::Seen::default(),
             simulations: Simulations::default(),
             shelf: tokio::sync::Mutex::default(),
@@ -97,34 +97,34 @@ impl Api {
         self.config.read().clone()
     }
 
-    /// The configuration was read again.
+    /// Uses a configuration that was read again.
     pub fn take_over(&self, config: Config) {
         *self.config.write() = Arc::new(config);
     }
 
-    /// Keeps the truth.
+    /// The ledger.
     pub fn ledger(&self) -> &dyn Ledger {
         &*self.ledger
     }
 
-    /// Gives orders here for whoever asks.
+    /// Gives orders in the name of `actor`.
     pub fn operator(&self, actor: &Actor) -> Operator<'_> {
         Operator { config: self.config(), ledger: self.ledger(), by: actor.label() }
     }
 
-    /// Rolls the dice.
+    /// The source of random numbers.
     pub fn entropy(&self) -> &Entropy {
         &self.entropy
     }
 
-    /// Broker and ledger. The first who asks connects to the broker; while that cannot be done, the board tries again
-    /// every few seconds, and nobody waits for it.
+    /// Broker and ledger. The first request connects to the broker. While the broker cannot be reached, the status
+    /// cache tries again every few seconds, and requests do not wait for it.
     ///
     /// # Errors
     /// 503 when the broker cannot be reached.
     pub async fn connections(&self) -> problem::Result<&Connections> {
-        match &self.board.facts().asked {
-            Asked::Away(why) if !self.connections.initialized() => Err(Problem::away_because(why)),
+        match &self.status_cache.facts().asked {
+            BrokerStatus::Away(why) if !self.connections.initialized() => Err(Problem::away_because(why)),
             _ => self.connect().await,
         }
     }
@@ -139,43 +139,44 @@ impl Api {
         connected.map_err(|error| Problem::away("the broker", &error))
     }
 
-    /// Keeps the truth, too: for what takes long, so that nobody else waits for it.
+    /// The second connection to the ledger, for slow queries: other requests do not wait for these.
     pub fn counting(&self) -> &dyn Ledger {
         &*self.counting
     }
 
-    /// Held while messages that wait for a person are in hand: two who look at the same time would each see a part.
+    /// The lock on the broker's quarantine queue. A request holds the lock while it has fetched the messages: two
+    /// requests at the same time would each see a part of them.
     pub async fn shelf(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.shelf.lock().await
     }
 
-    /// What is known of everything.
-    pub fn board(&self) -> &Board {
-        &self.board
+    /// The state of queues and workers as it was last read.
+    pub fn status_cache(&self) -> &StatusCache {
+        &self.status_cache
     }
 
-    /// Keeps that up to date, for ever, and asks the ledger `every` so often for what costs little.
-    pub async fn keep_board(&self, every: Duration) {
+    /// Updates the status cache without end: asks the ledger once in `every` for what costs little.
+    pub async fn keep_status_cache(&self, every: Duration) {
         let broker = async || match self.connect().await {
             Ok(connections) => Ok(connections.broker.clone()),
             Err(problem) => Err(problem.detail),
         };
-        self.board.keep(every, || self.config(), &*self.ledger, &*self.counting, broker).await;
+        self.status_cache.keep(every, || self.config(), &*self.ledger, &*self.counting, broker).await;
     }
 
-    /// The simulations that were asked for.
+    /// The simulations that requests have started.
     pub fn simulations(&self) -> &Simulations {
         &self.simulations
     }
 
-    /// Closes what was opened here of the broker's. A worker closes its own.
+    /// Closes the broker's connection that was opened here. A worker closes its own.
     pub async fn close(&self) {
         if let Some(connections) = self.connections.get() {
             connections.broker.close().await;
         }
     }
 
-    /// Cancelled when the server stops: whatever answers without an end ends then.
+    /// Cancelled when the server stops: endless answers end then.
     pub fn stopping(&self) -> &CancellationToken {
         &self.stopping
     }

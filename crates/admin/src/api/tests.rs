@@ -1,4 +1,4 @@
-//! The way of a request, with endpoints that do what none should.
+//! The path of a request through door and gate, with endpoints that fail or hang in ways that real endpoints must not.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,15 +22,15 @@ use tokio::sync::Notify;
 use tokio_util::task::TaskTracker;
 
 use super::actor::Authenticator;
-use super::gate::Gate;
+use super::auth::Gate;
+use super::origin::Site;
 use super::problem::Problem;
 use super::server::router;
-use super::site::Site;
 use crate::api::actor::Actor;
 use crate::api::rules::{Needs, Rules};
 use crate::api::state::Api;
 
-/// The way to `routes`, of which those in `rules` are known.
+/// A router for `routes`. The gate knows those in `rules`.
 struct Way {
     api: Arc<Api>,
     service: TowerToHyperService<Router>,
@@ -176,7 +176,7 @@ async fn what_is_asked_twice_at_once_is_done_once_also_when_the_client_leaves() 
     let (status, _, body) = way.ask_with(Method::POST, "/api/v1/do", Some("k")).await;
     assert_eq!(status, 409);
     assert!(body["detail"].as_str().unwrap().contains("is being worked on"), "{body}");
-    // The client leaves.
+    // The client disconnects.
     first.abort();
     assert!(first.await.unwrap_err().is_cancelled());
     go.notify_one();
@@ -184,7 +184,7 @@ async fn what_is_asked_twice_at_once_is_done_once_also_when_the_client_leaves() 
         tokio::task::yield_now().await;
     }
     loop {
-        // The answer is kept after that.
+        // The answer is kept although the client has left.
         let (status, replayed, body) = way.ask_with(Method::POST, "/api/v1/do", Some("k")).await;
         if status == 200 {
             assert_eq!((replayed, body.as_str()), (true, Some("done")));

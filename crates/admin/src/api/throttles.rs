@@ -1,4 +1,4 @@
-//! Throttles: how they are, and what is ordered of them.
+//! Throttles: their state, and orders for them.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use roundelay_model::calendar::At;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::extract::{Body, Nothing, Path, Query, duration};
+use super::extract::{Body, NoBody, Path, Query, duration};
 use super::problem::{Problem, Result};
-use super::words::{Words, told};
+use super::wire::{Receipt, receipt};
 use crate::api::actor::Actor;
 use crate::api::state::Api;
 use crate::inspect::throttles::{ThrottleReport, all, look};
@@ -20,12 +20,12 @@ use crate::operate::throttle::NewLimits;
 /// All throttles of the configuration.
 #[derive(Serialize, ToSchema)]
 pub struct Throttles {
-    /// When they were looked at.
+    /// When the throttles were read.
     now: At,
     throttles: Vec<ThrottleReport>,
 }
 
-/// Tells how all throttles are.
+/// Answers the state of all throttles.
 #[utoipa::path(get, path = "/throttles", tag = "throttles",
     responses((status = 200, description = "All throttles", body = Throttles)))]
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Throttles>> {
@@ -33,106 +33,106 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Throttles>> {
     Ok(Json(Throttles { now: At::of(api.ledger().now(), &api.ledger().calendar()), throttles }))
 }
 
-/// Which of its keys.
+/// Which keys of the throttle.
 #[derive(Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct OfKey {
-    /// Only this one; absent: those that are idle last.
+pub struct KeyQuery {
+    /// Only this key; absent: all keys, the idle ones last.
     key: Option<String>,
 }
 
-/// Tells how a throttle is.
+/// Answers the state of a throttle.
 #[utoipa::path(get, path = "/throttles/{name}", tag = "throttles",
-    params(("name" = String, Path, description = "A name under `[throttles]`"), OfKey),
-    responses((status = 200, description = "How it is", body = ThrottleReport)))]
+    params(("name" = String, Path, description = "A name under `[throttles]`"), KeyQuery),
+    responses((status = 200, description = "The state of the throttle", body = ThrottleReport)))]
 pub async fn show(
     State(api): State<Arc<Api>>,
     Path(name): Path<String>,
-    Query(OfKey { key }): Query<OfKey>,
+    Query(KeyQuery { key }): Query<KeyQuery>,
 ) -> Result<Json<ThrottleReport>> {
     let config = api.config();
     config.throttle(&name).map_err(Problem::not_found)?;
     Ok(Json(look(&name, key, &config, api.ledger()).await?))
 }
 
-/// How long, and why.
+/// How long to hold a throttle, and why.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct HoldWanted {
-    /// For so long from now.
+pub struct HoldRequest {
+    /// How long from now, such as `30m`.
     #[serde(rename = "for")]
     #[schema(example = "30m")]
     span: String,
-    /// For those who wonder why nothing runs.
+    /// The reason, shown to people who ask why nothing runs.
     #[schema(example = "they are down")]
     why: String,
 }
 
-/// Lets nothing start for a while. What runs finishes.
-#[utoipa::path(post, path = "/throttles/{name}/hold", tag = "throttles", request_body = HoldWanted,
+/// Holds a throttle: nothing starts for a while. What runs finishes.
+#[utoipa::path(post, path = "/throttles/{name}/hold", tag = "throttles", request_body = HoldRequest,
     params(("name" = String, Path, description = "A name under `[throttles]`")),
-    responses((status = 200, description = "It is held", body = Words)))]
+    responses((status = 200, description = "The throttle is held", body = Receipt)))]
 pub async fn hold(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(name): Path<String>,
-    Body(HoldWanted { span, why }): Body<HoldWanted>,
-) -> Result<Json<Words>> {
-    told(throttle::hold(&api.operator(&actor), &name, duration("for", &span)?, &why).await)
+    Body(HoldRequest { span, why }): Body<HoldRequest>,
+) -> Result<Json<Receipt>> {
+    receipt(throttle::hold(&api.operator(&actor), &name, duration("for", &span)?, &why).await)
 }
 
-/// Ends a hold, an operator's as well as one that an upstream has asked for. It reopens gently.
+/// Ends a hold, of an operator or of an upstream. The throttle reopens with a slow start.
 #[utoipa::path(post, path = "/throttles/{name}/release", tag = "throttles",
     params(("name" = String, Path, description = "A name under `[throttles]`")),
-    responses((status = 200, description = "It is released", body = Words)))]
+    responses((status = 200, description = "The throttle is released", body = Receipt)))]
 pub async fn release(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(name): Path<String>,
-    _: Nothing,
-) -> Result<Json<Words>> {
-    told(throttle::release(&api.operator(&actor), &name).await)
+    _: NoBody,
+) -> Result<Json<Receipt>> {
+    receipt(throttle::release(&api.operator(&actor), &name).await)
 }
 
-/// Limits in place of the configured ones. What is not said stays as it is in force.
+/// Limits in place of the configured ones. A field that is left out keeps the value in force.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct LimitsWanted {
-    /// So many starts in each window.
+pub struct LimitsRequest {
+    /// How many starts each window allows.
     #[schema(minimum = 1)]
     allow: u32,
     /// The length of the window.
     #[schema(example = "1m")]
     per: Option<String>,
-    /// So many of them may follow each other at once after a pause.
+    /// How many starts may follow each other at once after a pause.
     #[schema(minimum = 1)]
     burst: Option<u32>,
 }
 
-/// Sets other limits than the configured ones. Further windows (`also`) hold as configured.
-#[utoipa::path(put, path = "/throttles/{name}/limits", tag = "throttles", request_body = LimitsWanted,
+/// Sets limits in place of the configured ones. Additional windows (`also`) stay as configured.
+#[utoipa::path(put, path = "/throttles/{name}/limits", tag = "throttles", request_body = LimitsRequest,
     params(("name" = String, Path, description = "A name under `[throttles]`")),
-    responses((status = 200, description = "They hold", body = Words)))]
+    responses((status = 200, description = "The limits are in force", body = Receipt)))]
 pub async fn set(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(name): Path<String>,
-    Body(LimitsWanted { allow, per, burst }): Body<LimitsWanted>,
-) -> Result<Json<Words>> {
+    Body(LimitsRequest { allow, per, burst }): Body<LimitsRequest>,
+) -> Result<Json<Receipt>> {
     let per = per.as_deref().map(|per| duration("per", per)).transpose()?;
-    told(throttle::set(&api.operator(&actor), &name, NewLimits { allow, per, burst }).await)
+    receipt(throttle::set(&api.operator(&actor), &name, NewLimits { allow, per, burst }).await)
 }
 
-/// Goes back to the configured limits.
+/// Restores the configured limits.
 #[utoipa::path(delete, path = "/throttles/{name}/limits", tag = "throttles",
     params(("name" = String, Path, description = "A name under `[throttles]`")),
-    responses((status = 200, description = "The configured limits hold", body = Words)))]
+    responses((status = 200, description = "The configured limits are in force", body = Receipt)))]
 pub async fn reset(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(name): Path<String>,
-    _: Nothing,
-) -> Result<Json<Words>> {
-    told(throttle::reset(&api.operator(&actor), &name).await)
+    _: NoBody,
+) -> Result<Json<Receipt>> {
+    receipt(throttle::reset(&api.operator(&actor), &name).await)
 }

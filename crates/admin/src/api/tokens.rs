@@ -1,4 +1,4 @@
-//! Tokens: who has one, and what each allows.
+//! Tokens: listed, created and revoked.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use roundelay_model::scope::Scope;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::extract::{Body, Nothing, Path, duration};
+use super::extract::{Body, NoBody, Path, duration};
 use super::problem::Result;
-use super::words::{Words, told};
+use super::wire::{Receipt, receipt};
 use crate::api::state::Api;
 use crate::operate::token;
 use crate::operate::token::{TokenMade, TokenView};
@@ -22,16 +22,16 @@ pub struct Tokens {
     tokens: Vec<TokenView>,
 }
 
-/// A token that is to exist.
+/// A token to create.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct TokenWanted {
-    /// What it is to be called: letters, digits, `-`, `_`, `.`.
+pub struct TokenRequest {
+    /// The name of the token: letters, digits, `-`, `_`, `.`.
     #[schema(min_length = 1, max_length = 64, pattern = "^[0-9A-Za-z._-]+$")]
     name: String,
-    /// What its holder may do.
+    /// What the token allows.
     scope: Scope,
-    /// After so long it is worth nothing; absent or null: never.
+    /// How long the token is valid, such as `30d`; absent or null: without end.
     #[schema(example = "90d")]
     expires_in: Option<String>,
 }
@@ -44,22 +44,23 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Tokens>> {
 
 /// Creates a token.
 ///
-/// Its secret is in this answer and nowhere else. So the answer is not kept: asked again with the same
-/// Idempotency-Key, 409 says that the token was created.
-#[utoipa::path(post, path = "/tokens", tag = "access", request_body = TokenWanted,
-    responses((status = 201, description = "It exists", body = TokenMade)))]
+/// Only this answer has the secret. So the answer is not kept: a second request with the same Idempotency-Key is
+/// answered with 409, which says that the token was created.
+#[utoipa::path(post, path = "/tokens", tag = "access", request_body = TokenRequest,
+    responses((status = 201, description = "The token exists", body = TokenMade)))]
 pub async fn create(
     State(api): State<Arc<Api>>,
-    Body(wanted): Body<TokenWanted>,
+    Body(wanted): Body<TokenRequest>,
 ) -> Result<(StatusCode, Json<TokenMade>)> {
-    let TokenWanted { name, scope, expires_in } = wanted;
+    let TokenRequest { name, scope, expires_in } = wanted;
     let lasts = expires_in.as_deref().map(|lasts| duration("expires_in", lasts)).transpose()?;
     Ok((StatusCode::CREATED, Json(token::create(api.ledger(), &name, scope, lasts).await?)))
 }
 
-/// Revokes a token: from now on it is worth nothing.
-#[utoipa::path(delete, path = "/tokens/{name}", tag = "access", params(("name" = String, Path, description = "What it is called")),
-    responses((status = 200, description = "It is revoked", body = Words)))]
-pub async fn revoke(State(api): State<Arc<Api>>, Path(name): Path<String>, _: Nothing) -> Result<Json<Words>> {
-    told(token::revoke(api.ledger(), &name).await)
+/// Revokes a token: from now on the token is not valid.
+#[utoipa::path(delete, path = "/tokens/{name}", tag = "access",
+    params(("name" = String, Path, description = "The token's name")),
+    responses((status = 200, description = "The token is revoked", body = Receipt)))]
+pub async fn revoke(State(api): State<Arc<Api>>, Path(name): Path<String>, _: NoBody) -> Result<Json<Receipt>> {
+    receipt(token::revoke(api.ledger(), &name).await)
 }

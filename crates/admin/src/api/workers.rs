@@ -1,4 +1,4 @@
-//! Workers: who they are, and that one of them takes nothing more.
+//! Workers: listed, drained and resumed.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use roundelay_model::calendar::At;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::extract::{Body, Nothing, Path};
+use super::extract::{Body, NoBody, Path};
 use super::problem::Result;
-use super::words::{Words, told};
+use super::wire::{Receipt, receipt};
 use crate::api::actor::Actor;
 use crate::api::state::Api;
 use crate::inspect::workers::WorkerReport;
@@ -19,12 +19,12 @@ use crate::operate::worker;
 /// All workers that have not ended.
 #[derive(Serialize, ToSchema)]
 pub struct Workers {
-    /// When they were looked at.
+    /// When the workers were read from the ledger.
     now: At,
     workers: Vec<WorkerReport>,
 }
 
-/// Lists workers, those included that have fallen silent within the last hour.
+/// Lists workers. The list includes those that have fallen silent within the last hour.
 #[utoipa::path(get, path = "/workers", tag = "workers",
     responses((status = 200, description = "All workers", body = Workers)))]
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Workers>> {
@@ -37,34 +37,35 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Workers>> {
 /// Why a worker is drained.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
-pub struct Drain {
-    /// For those who wonder why it runs nothing.
+pub struct DrainRequest {
+    /// The reason, shown to people who ask why the worker runs nothing.
     #[schema(example = "its machine gets a new kernel")]
     why: Option<String>,
 }
 
-/// Lets a worker take nothing more. What runs finishes; then it can be stopped without interrupting anything.
-#[utoipa::path(post, path = "/workers/{worker}/drain", tag = "workers", request_body = Drain,
+/// Drains a worker: the worker takes no more jobs. What runs finishes; then the worker can be stopped without
+/// interrupting anything.
+#[utoipa::path(post, path = "/workers/{worker}/drain", tag = "workers", request_body = DrainRequest,
     params(("worker" = String, Path, description = "The worker's name")),
-    responses((status = 200, description = "It drains", body = Words)))]
+    responses((status = 200, description = "The worker drains", body = Receipt)))]
 pub async fn drain(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(worker): Path<String>,
-    Body(Drain { why }): Body<Drain>,
-) -> Result<Json<Words>> {
-    told(worker::drain(&api.operator(&actor), &worker, why.as_deref().unwrap_or_default()).await)
+    Body(DrainRequest { why }): Body<DrainRequest>,
+) -> Result<Json<Receipt>> {
+    receipt(worker::drain(&api.operator(&actor), &worker, why.as_deref().unwrap_or_default()).await)
 }
 
-/// Lets a worker take jobs again.
+/// Lets a drained worker take jobs again.
 #[utoipa::path(post, path = "/workers/{worker}/resume", tag = "workers",
     params(("worker" = String, Path, description = "The worker's name")),
-    responses((status = 200, description = "It takes jobs", body = Words)))]
+    responses((status = 200, description = "The worker takes jobs again", body = Receipt)))]
 pub async fn resume(
     State(api): State<Arc<Api>>,
     actor: Actor,
     Path(worker): Path<String>,
-    _: Nothing,
-) -> Result<Json<Words>> {
-    told(worker::resume(&api.operator(&actor), &worker).await)
+    _: NoBody,
+) -> Result<Json<Receipt>> {
+    receipt(worker::resume(&api.operator(&actor), &worker).await)
 }

@@ -1,5 +1,5 @@
-//! BullMQ's job schedulers: what `getJobSchedulers()` or `getRepeatableJobs()` of a queue has answered, as JSON. One
-//! kind for each name of a job, one chain for each scheduler.
+//! BullMQ's job schedulers: the answer of `getJobSchedulers()` or `getRepeatableJobs()` of a queue, as JSON. One kind
+//! for each name of a job, one chain for each scheduler.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use toml::Value as Toml;
 
-use super::{Call, Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, list, text};
+use super::{Call, Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_calendar, list, text};
 use crate::import::cron::Dialect;
 
 /// A job scheduler, or a repeatable job of earlier versions.
@@ -55,12 +55,12 @@ struct Backoff {
     delay: f64,
 }
 
-/// What is to be known where a pattern says no time zone.
+/// The note about patterns without a time zone.
 const DEFAULT_ZONE: (&str, &str) = (
     "patterns without tz are taken as UTC; BullMQ goes by the zone of the machine of its worker",
     "if that is another one, import again with --zone",
 );
-/// What is to be known in any case: why, and what to do.
+/// Notes about every import: why, and what to do.
 const GENERAL: [(&str, &str); 2] = [
     (
         "BullMQ starts a job although the one before still runs; here a chain never runs twice at once",
@@ -75,7 +75,7 @@ const GENERAL: [(&str, &str); 2] = [
 /// Reads the answer, at the time `now`.
 ///
 /// # Errors
-/// When the text is none.
+/// When the text is not such an answer.
 pub fn import(source: &str, now: Time, wishes: &Wishes) -> Result<Import, String> {
     let schedulers: Vec<Value> =
         serde_json::from_str(source).map_err(|error| format!("not a JSON array of job schedulers: {error}"))?;
@@ -158,10 +158,10 @@ fn call(import: &mut Import, scheduler: Scheduler, now: Time, wishes: &Wishes) -
     Ok(Call { task: scheduler.name, name, recurs, queue: wishes.queue.clone(), settings, payload })
 }
 
-/// Attempts and their backoff, and what there is no setting for.
+/// Attempts and their backoff; notes for options that have no setting.
 fn settings(import: &mut Import, name: &str, mut opts: Row) -> Vec<(&'static str, Toml)> {
     let attempts = opts.remove("attempts").and_then(|attempts| attempts.as_i64()).map_or(1, |attempts| attempts.max(1));
-    let mut settings = vec![("timeout", text(LONGEST_RUN)), ("retry.attempts", Toml::Integer(attempts))];
+    let mut settings = vec![("timeout", text(MAX_TIMEOUT)), ("retry.attempts", Toml::Integer(attempts))];
     let wait = |millis: f64| text(&short_duration(Duration::from_millis(millis as u64).min(MAX_WAIT)));
     let given = opts.remove("backoff").unwrap_or_default();
     let backoff = match &given {
@@ -220,7 +220,7 @@ mod tests {
     use super::*;
     use roundelay_config::at_time;
 
-    /// As BullMQ 6.7 answers `getJobSchedulers()`, and 4.x `getRepeatableJobs()` in the last two of them.
+    /// The answers of `getJobSchedulers()` in BullMQ 6.7, and, for the last two, of `getRepeatableJobs()` in 4.x.
     const ANSWER: &str = r#"[
 {"key":"nightly","name":"report","next":1800000000000,"iterationCount":1,"pattern":"0 3 * * *","tz":"Europe/Berlin","template":{"data":{"a":1},"opts":{"attempts":3,"backoff":{"type":"exponential","delay":1000},"removeOnComplete":true,"priority":2}}},
 {"key":"fast","name":"poll","next":1800000000000,"iterationCount":2,"every":10000,"offset":0,"limit":5,"endDate":1900000000000,"template":{"opts":{"attempts":2,"backoff":{"type":"fixed","delay":500}}}},

@@ -8,10 +8,10 @@ use roundelay_model::clock::{Time, short_duration};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Call, Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, django, text};
+use super::{Call, Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_calendar, django, text};
 use crate::import::cron::Dialect;
 
-/// What the line in the documentation prints.
+/// The output of the line in the documentation.
 #[derive(Deserialize)]
 struct Dump {
     #[serde(default)]
@@ -33,10 +33,10 @@ struct Entry {
     relative: bool,
 }
 
-/// What beat adds by itself where results are kept.
+/// A task that beat adds by itself if results are kept.
 const CLEANUP: &str = "celery.backend_cleanup";
 
-/// What is to be known in any case: why, and what to do.
+/// Notes about every import: why, and what to do.
 const GENERAL: [(&str, &str); 2] = [
     (
         "beat sends a task to a queue and forgets it; here the run is over when the service has answered, and the next \
@@ -50,10 +50,10 @@ const GENERAL: [(&str, &str); 2] = [
     ),
 ];
 
-/// Reads one of the two, at the time `now`.
+/// Reads either format, at the time `now`.
 ///
 /// # Errors
-/// When the text is neither.
+/// When the text has neither format.
 pub fn import(source: &str, now: Time, wishes: &Wishes) -> Result<Import, String> {
     let mut import = Import::default();
     let mut calls = Vec::new();
@@ -117,12 +117,12 @@ fn call(
     Ok(Call { task: entry.task, name: name.to_owned(), recurs, queue, settings, payload: payload(args, kwargs) })
 }
 
-/// What all kinds have that stand for tasks.
+/// The settings of every kind that stands for a task.
 pub(super) fn settings() -> Vec<(&'static str, toml::Value)> {
-    vec![("timeout", text(LONGEST_RUN)), ("retry.attempts", toml::Value::Integer(1))]
+    vec![("timeout", text(MAX_TIMEOUT)), ("retry.attempts", toml::Value::Integer(1))]
 }
 
-/// A task that has not started after so many seconds does not.
+/// A task that has not started after this many seconds does not start.
 pub(super) fn expires(settings: &mut Vec<(&'static str, toml::Value)>, seconds: f64) {
     let window = Duration::from_millis((seconds * 1_000.0).round() as u64);
     settings.extend([("misfire", text("skip")), ("misfire_window", text(&short_duration(window)))]);
@@ -136,14 +136,14 @@ pub(super) fn cleanup() -> (String, &'static str) {
     ("beat adds it by itself, to clean Celery's results".into(), "nothing, while beat still runs for Celery's sake")
 }
 
-/// So many microseconds from start to start.
+/// An interval of this many microseconds from start to start.
 pub(super) fn interval(micros: f64) -> Result<Recurs, (String, &'static str)> {
     let millis = micros / 1_000.0;
     if !(1.0..1e15).contains(&millis) || millis.fract() != 0.0 {
         let why = format!("it is every {micros} microseconds, and an interval is a whole number of milliseconds");
         return Err((why, "write its kind by hand, with another `every`"));
     }
-    // Beat counts from when it has sent the task the last time.
+    // Beat counts from the time at which it last sent the task.
     let recurs = Recurs::Every(Duration::from_millis(millis as u64), "start");
     recurs.check().map_err(|why| (why, "write its kind by hand, with another `every`"))?;
     Ok(recurs)
@@ -189,7 +189,7 @@ pub(super) fn solar() -> (String, &'static str) {
     )
 }
 
-/// The fields of a crontab, of which sets and lists are written as Python does: `{0, 15}`, `[1, 2]`.
+/// The fields of a crontab. Sets and lists in it are written as Python does: `{0, 15}`, `[1, 2]`.
 fn unbracketed(fields: &str) -> String {
     let mut inside = false;
     let kept = fields.chars().filter(|c| {
@@ -209,7 +209,7 @@ mod tests {
         Wishes { zone: None, queue: "beat".into(), handler_url: url.into() }
     }
 
-    /// As Celery 5.7 writes them.
+    /// The output of Celery 5.7.
     const DUMP: &str = r#"{"timezone": "Europe/Berlin", "beat_schedule": {
 "morning": {"task": "app.greet", "schedule": "<crontab: 30 7 * * 1 (m/h/dM/MY/d)>", "args": ["Ann"]},
 "quarters": {"task": "app.greet", "schedule": "<crontab: {0, 15} [8, 9] 13 * fri (m/h/dM/MY/d)>", "kwargs": {"loud": true}},

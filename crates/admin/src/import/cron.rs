@@ -1,12 +1,12 @@
-//! Cron expressions of other schedulers as Roundelay writes them.
+//! Translates cron expressions of other schedulers into Roundelay's.
 //!
 //! They look alike and do not mean the same: cron and BullMQ run when the day of the month *or* the day of the week
-//! fits, Celery when both do, and cron takes a field that begins with `*` for none at all. So each field is read by
-//! its scheduler's own rules into the values that it stands for, and written as croner reads it.
+//! matches, Celery when both do, and cron treats a field that begins with `*` as no restriction. So each field is read
+//! by its scheduler's own rules into the set of its values, and written as croner reads it.
 
 use std::fmt::Write as _;
 
-/// Whose expression it is.
+/// The scheduler of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// Vixie's cron, as Debian and cronie have it.
@@ -24,7 +24,7 @@ struct Spec {
     name: &'static str,
     least: u8,
     most: u8,
-    /// What may stand for the values from `least` on.
+    /// Names for the values from `least` on.
     names: &'static [&'static str],
 }
 
@@ -35,22 +35,22 @@ const DAY: Spec = Spec { name: "day of the month", least: 1, most: 31, names: &[
 const MONTHS: [&str; 12] = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
 const MONTH: Spec = Spec { name: "month", least: 1, most: 12, names: &MONTHS };
 const WEEKDAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
-/// 7 is Sunday again, but for Celery.
+/// 7 is Sunday again, except for Celery.
 const WEEKDAY: Spec = Spec { name: "day of the week", least: 0, most: 7, names: &WEEKDAYS };
 
 /// A field as croner reads it.
 struct Field {
     text: String,
-    /// Whether the source takes it for no restriction, so that the other day field decides alone.
+    /// Whether the source treats it as no restriction, so that the other day field decides alone.
     star: bool,
-    /// Whether it leaves nothing out.
+    /// Whether it has every value.
     full: bool,
 }
 
 /// The expression as Roundelay reads it: five fields, or six with seconds in front.
 ///
 /// # Errors
-/// Says what in it cannot be carried over.
+/// The part of the expression that cannot be translated.
 pub fn translate(text: &str, dialect: Dialect) -> Result<String, String> {
     let text = text.trim();
     if text.starts_with('@') {
@@ -75,7 +75,7 @@ pub fn translate(text: &str, dialect: Dialect) -> Result<String, String> {
         Dialect::Vixie => day.star || weekday.star,
         Dialect::Laravel | Dialect::CronParser => false,
     };
-    // Where both must fit, a field that leaves nothing out says nothing. Where one is enough, it says everything.
+    // If both fields must match, a full field restricts nothing. If one is enough, a full field always matches.
     let say = |field: &Field| if field.full && (both || field.star) { "*".to_owned() } else { field.text.clone() };
     let (day, weekday) = (say(&day), say(&weekday));
     let and = if both && day != "*" && weekday != "*" { "+" } else { "" };
@@ -155,7 +155,7 @@ fn field(part: &str, spec: &Spec, dialect: Dialect) -> Result<Field, String> {
         let digits = |end: &str| end.bytes().all(|byte| byte.is_ascii_digit());
         plain &= (range == "*" || range.split('-').all(digits)) && written == (from, to) && from <= to;
         plain &= step.unwrap_or(1) <= last;
-        // Sunday as 7, and a step after a number, mean something else there.
+        // Sunday as 7, and a step after a number, have another meaning in croner.
         plain &= !(spec.most == 7 && range.contains('7'));
         plain &= step.is_none() || range == "*" || range.contains('-');
     }
@@ -166,8 +166,8 @@ fn field(part: &str, spec: &Spec, dialect: Dialect) -> Result<Field, String> {
     Ok(Field { text, star, full })
 }
 
-/// What is no set of numbers, and means the same here: the last day, the working day nearest to one, the last or the
-/// n-th of a weekday.
+/// Parts that are not a set of numbers and have the same meaning in croner: the last day, the working day nearest to
+/// one, the last or the n-th of a weekday.
 fn special(part: &str, spec: &Spec, dialect: Dialect) -> Option<String> {
     if !matches!(dialect, Dialect::Laravel | Dialect::CronParser) {
         return None;
@@ -193,7 +193,7 @@ fn special(part: &str, spec: &Spec, dialect: Dialect) -> Option<String> {
 
 fn number(text: &str, spec: &Spec, dialect: Dialect) -> Result<u8, String> {
     let lower = text.to_ascii_lowercase();
-    // Celery looks at the first three letters of `monday`.
+    // Celery reads only the first three letters of `monday`.
     let name = if dialect == Dialect::Celery { lower.get(..3).unwrap_or(&lower) } else { &lower };
     if let Some(place) = spec.names.iter().position(|known| *known == name) {
         return Ok(spec.least + place as u8);
@@ -239,7 +239,7 @@ mod tests {
         let table: [(Dialect, &str, &str); 29] = [
             (Vixie, "5 */4 * * *", "5 */4 * * *"),
             (Vixie, "0 0 1,15 * 5", "0 0 1,15 * 5"),
-            // A field that begins with a star restricts nothing by itself, so that both must fit.
+            // A field that begins with a star does not restrict alone, so that both must match.
             (Vixie, "0 0 */2 * 1", "0 0 */2 * +1"),
             (Vixie, "0 0 1-7 * */2", "0 0 1-7 * +*/2"),
             (Vixie, "0 0 */1 * 1", "0 0 * * 1"),

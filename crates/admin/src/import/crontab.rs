@@ -4,27 +4,27 @@ use std::collections::BTreeMap;
 
 use toml::Value as Toml;
 
-use super::{Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, list, slug, text};
+use super::{Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_calendar, list, slug, text};
 use crate::import::cron::Dialect;
 
 /// The key of each kind's one chain.
 const KEY: &str = "crontab";
-/// What cron lets commands find, where the crontab does not say.
+/// The folders that cron searches for commands, if the crontab does not say.
 const PATH: &str = "/usr/bin:/bin";
-/// Variables that mean something to cron.
+/// Variables that have a meaning for cron.
 const MAIL: [&str; 4] = ["MAILTO", "MAILFROM", "CONTENT_TYPE", "CONTENT_TRANSFER_ENCODING"];
 
-/// What is to be known where the crontab says no time zone.
+/// The note about a crontab that names no time zone.
 const DEFAULT_ZONE: (&str, &str) = (
     "the crontab does not say its time zone (CRON_TZ), so its times are taken as UTC; cron goes by the machine's zone",
     "if that is another one, import again with --zone",
 );
-/// And where nothing says which the home folder is.
+/// The note about an unknown home folder.
 const NO_HOME: (&str, &str) = (
     "cron starts commands in the home folder of their user, with HOME and LOGNAME; here nothing says which that is",
     "import again with --home, if a command needs it",
 );
-/// What is to be known in any case: why, and what to do.
+/// Notes about every import: why, and what to do.
 const GENERAL: [(&str, &str); 2] = [
     (
         "a command that still runs when its time comes again is not started a second time; cron would do that",
@@ -36,8 +36,8 @@ const GENERAL: [(&str, &str); 2] = [
     ),
 ];
 
-/// Reads a crontab; with `user`, a system's one such as `/etc/crontab`, whose sixth field says who a command runs as,
-/// of which the entries of this user are taken.
+/// Reads a crontab; with `user`, a system's one such as `/etc/crontab`, whose sixth field is the user of the command.
+/// Of such a file, only this user's entries are imported.
 pub fn import(source: &str, user: Option<&str>, home: Option<&str>, wishes: &Wishes) -> Import {
     let mut import = Import::default();
     let mut variables =
@@ -120,7 +120,7 @@ pub fn import(source: &str, user: Option<&str>, home: Option<&str>, wishes: &Wis
     import
 }
 
-/// A line that says when what runs.
+/// A line with a time and a command.
 struct Entry {
     time: String,
     runs_as: Option<String>,
@@ -146,7 +146,7 @@ fn entry(line: &str, user: Option<&str>) -> Result<Entry, String> {
     Ok(Entry { time: time.join(" "), runs_as, command, input })
 }
 
-/// The command, and what it gets on its standard input: what comes after a `%`, in which further ones begin lines.
+/// The command, and its standard input: the text after a `%`. Further `%` begin new lines of the input.
 fn split_input(text: &str) -> (String, Option<String>) {
     let mut parts = vec![String::new()];
     let mut chars = text.chars().peekable();
@@ -192,8 +192,8 @@ fn settings(
     let env = variables.iter().map(|(name, value)| (name.clone(), text(value))).collect();
     let mut settings = vec![("queue", text(&wishes.queue))];
     settings.extend(recurs.settings());
-    // What cron has missed, or what has failed, is not run again.
-    settings.extend([("misfire", text("skip")), ("timeout", text(LONGEST_RUN)), ("retry.attempts", Toml::Integer(1))]);
+    // Cron does not run again what it has missed, or what has failed.
+    settings.extend([("misfire", text("skip")), ("timeout", text(MAX_TIMEOUT)), ("retry.attempts", Toml::Integer(1))]);
     settings.extend([("handler.exec.argv", argv), ("handler.exec.env", Toml::Table(env))]);
     settings.extend(variables.get("HOME").map(|home| ("handler.exec.cwd", text(home))));
     settings

@@ -1,4 +1,5 @@
-//! What `manage.py dumpdata django_celery_beat` prints: rows of its tables, of which periodic tasks name schedules.
+//! The output of `manage.py dumpdata django_celery_beat`: rows of its tables. The rows of periodic tasks refer to rows
+//! of schedules.
 
 use std::collections::BTreeMap;
 
@@ -81,7 +82,7 @@ struct Task {
 /// Why an entry is left out, and what to do.
 type LeftOut = (String, &'static str);
 
-/// Reads the rows into calls, and notes what is no call.
+/// Reads the rows into calls, and adds a note for every other row.
 ///
 /// # Errors
 /// When the text is no such dump.
@@ -102,7 +103,7 @@ pub(super) fn read(
         }
     }
     for record in records {
-        // Schedules are read with the tasks that name them; `periodictasks` says when the table has changed.
+        // Schedules are read with the tasks that refer to them; `periodictasks` stores when the table has changed.
         match ours(&record).as_deref() {
             Some("periodictask") => {}
             Some("crontabschedule" | "intervalschedule" | "solarschedule" | "clockedschedule" | "periodictasks") => {
@@ -206,7 +207,7 @@ fn recurs(task: &Task, schedules: &BTreeMap<(String, String), Value>, wishes: &W
     if !task.crontab.is_null() {
         let at: Crontab = serde_json::from_value(find("crontabschedule", &task.crontab)?).map_err(unread)?;
         let fields = [&at.minute, &at.hour, &at.day_of_month, &at.month_of_year, &at.day_of_week];
-        // Spaces after commas are allowed there.
+        // django-celery-beat allows spaces after commas.
         let fields: Vec<String> = fields.iter().map(|field| field.replace(' ', "")).collect();
         let zone = at.timezone.or_else(|| wishes.zone.clone()).unwrap_or_else(|| "UTC".into());
         let recurs = by_calendar(&fields.join(" "), Dialect::Celery, &zone);
@@ -241,7 +242,7 @@ mod tests {
     use super::super::tests::chains;
     use super::*;
 
-    /// As django-celery-beat 2.9 writes them.
+    /// The output of django-celery-beat 2.9.
     const DUMP: &str = r#"[
 {"model": "auth.user", "pk": 1, "fields": {}},
 {"model": "django_celery_beat.crontabschedule", "pk": 1, "fields": {"minute": "0", "hour": "4, 16", "day_of_month": "13", "month_of_year": "*", "day_of_week": "5", "timezone": "America/New_York"}},

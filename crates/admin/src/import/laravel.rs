@@ -6,12 +6,12 @@ use roundelay_model::schedule::Cron;
 use serde::Deserialize;
 use toml::Value as Toml;
 
-use super::{Import, LONGEST_RUN, Recurs, Weight, Wishes, by_calendar, list, slug, text};
+use super::{Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_calendar, list, slug, text};
 use crate::import::cron::{Dialect, translate};
 
 /// The key of each kind's one chain.
 const KEY: &str = "laravel";
-/// Where PHP is looked for.
+/// The folders that are searched for PHP.
 const PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// An entry of `schedule:list --json`.
@@ -30,12 +30,12 @@ struct Event {
     repeat_seconds: Option<u32>,
     #[serde(default)]
     environments: Vec<String>,
-    /// Whether the listing tells commands from what runs inside PHP.
+    /// Whether the listing distinguishes commands from code that runs inside PHP.
     #[serde(skip)]
     from_json: bool,
 }
 
-/// What is to be known in any case: why, and what to do.
+/// Notes about every import: why, and what to do.
 const GENERAL: [(&str, &str); 4] = [
     (
         "the list does not say withoutOverlapping, onOneServer and runInBackground: here an entry never runs twice at \
@@ -59,10 +59,10 @@ const GENERAL: [(&str, &str); 4] = [
     ),
 ];
 
-/// Reads what `schedule:list --json` or `schedule:list` has printed in the application in the folder `application`.
+/// Reads the output of `schedule:list --json` or `schedule:list` in the application in the folder `application`.
 ///
 /// # Errors
-/// When the text is neither.
+/// When the text has neither format.
 pub fn import(source: &str, application: &str, wishes: &Wishes) -> Result<Import, String> {
     let mut import = Import::default();
     let source = source.trim();
@@ -131,7 +131,7 @@ fn listed(line: &str) -> Option<Event> {
         expression: time.join(" "),
         command: command.to_owned(),
         description: None,
-        // With -v it is a date, else words.
+        // With -v it is a date, otherwise words.
         next_due_date: Some(due.trim().to_owned()).filter(|due| moment(due).is_some()),
         timezone: None,
         repeat_seconds,
@@ -190,8 +190,8 @@ fn add(import: &mut Import, place: &str, event: Event, application: &str, wishes
     let env = toml::Table::from_iter([("PATH".to_owned(), text(PATH))]);
     let mut settings = vec![("queue", text(&wishes.queue))];
     settings.extend(recurs.settings());
-    // What the scheduler has missed, or what has failed, is not run again.
-    settings.extend([("misfire", text("skip")), ("timeout", text(LONGEST_RUN)), ("retry.attempts", Toml::Integer(1))]);
+    // Laravel does not run again what it has missed, or what has failed.
+    settings.extend([("misfire", text("skip")), ("timeout", text(MAX_TIMEOUT)), ("retry.attempts", Toml::Integer(1))]);
     settings.extend([("handler.exec.argv", argv), ("handler.exec.env", Toml::Table(env))]);
     settings.push(("handler.exec.cwd", text(application)));
     let name = slug(event.command.strip_prefix("php artisan ").unwrap_or(&event.command));
@@ -200,14 +200,14 @@ fn add(import: &mut Import, place: &str, event: Event, application: &str, wishes
     import.add_program(&name, format!("{place}: {entry}{description}"), KEY, settings);
 }
 
-/// Whether it is no command of a shell: a closure, or the class or name of a job, which is its own description.
+/// Whether it is not a shell command: a closure, or the class or name of a job, which is its own description.
 fn inside_php(event: &Event) -> bool {
     let class = !event.command.contains(char::is_whitespace) && event.command.contains('\\');
     let described = event.from_json && event.description.as_deref() == Some(&event.command);
     event.command.is_empty() || event.command.starts_with("Closure at: ") || class || described
 }
 
-/// Within the minutes that fit, every so many seconds.
+/// Every `seconds` seconds within the matching minutes.
 fn repeated(recurs: Recurs, seconds: Option<u32>) -> Result<Recurs, String> {
     match (recurs, seconds) {
         (recurs, None) => Ok(recurs),

@@ -1,8 +1,7 @@
-//! What other schedulers run, as a configuration of Roundelay (pure).
+//! Imports the schedules of other schedulers as a configuration of Roundelay (pure).
 //!
-//! Each source is text that its scheduler gives out. What comes of it is an [`Import`]: kinds with their schedules
-//! and handlers, rosters that list the chains, and notes. Every entry of the source is in a kind or in a note that
-//! says why not.
+//! Each source is text that its scheduler prints. The result is an [`Import`]: kinds with their schedules and handlers,
+//! rosters that list the chains, and notes. Every entry of the source is in a kind or in a note that says why not.
 
 pub mod bullmq;
 pub mod celery;
@@ -24,21 +23,20 @@ use toml::Value as Toml;
 
 pub use cron::{Dialect, translate};
 
-/// The longest run that there is: what has no limit elsewhere gets this one.
-const LONGEST_RUN: &str = "24h";
+/// The longest timeout: a run without a limit in the source gets this one.
+const MAX_TIMEOUT: &str = "24h";
 /// The longest name of a kind that is made from a command, in characters.
-const LONGEST_KIND: usize = 40;
+const MAX_KIND_CHARS: usize = 40;
 
-/// What came of a source.
+/// The result of an import.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Import {
-    /// The platform queues.
     pub queues: Vec<String>,
     /// The kinds, in the order of the source.
     pub kinds: Vec<Kind>,
     /// The rosters, by the name of their file.
     pub rosters: BTreeMap<String, Vec<Row>>,
-    /// What is to be known of it.
+    /// The notes for the user.
     pub notes: Vec<Note>,
     /// How many entries became chains.
     pub carried: usize,
@@ -47,20 +45,19 @@ pub struct Import {
 /// A kind, as it is written into the configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Kind {
-    /// Its name.
     pub name: String,
-    /// What it was in the source, a line each.
+    /// The entries of the source, a line each.
     pub source: Vec<String>,
     /// Its settings, by their dotted keys.
     pub settings: Vec<(&'static str, Toml)>,
-    /// Where its chains are listed.
+    /// The list of its chains.
     pub roster: Roster,
 }
 
-/// Where the chains of a kind are listed.
+/// The list of a kind's chains.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Roster {
-    /// In the configuration itself: they have nothing but their keys.
+    /// In the configuration itself: the chains have nothing but their keys.
     Keys(Vec<String>),
     /// In a file of this name.
     File(String),
@@ -72,49 +69,48 @@ pub enum Roster {
 pub enum Weight {
     /// This entry is not in the result.
     LeftOut,
-    /// It is, and something about it is not as it was.
+    /// This entry is in the result, and something about it differs.
     Differs,
     /// About the source as a whole.
     Note,
 }
 
-/// What could not be carried over, or is different.
+/// Something that could not be imported, or differs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Note {
-    /// How much it matters.
     pub weight: Weight,
     /// Where it is: a line, or the name of an entry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
-    /// The entry, as it was.
+    /// The entry, as the source has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub entry: Option<String>,
-    /// What is so, and why.
+    /// What is the case, and why.
     pub why: String,
     /// What to do.
     #[serde(rename = "do")]
     pub advice: String,
 }
 
-/// What an import is told beside the source.
+/// What the user says about an import.
 #[derive(Clone, Debug)]
 pub struct Wishes {
-    /// The time zone of what says none; UTC when there is none here either.
+    /// The time zone of entries that name none; UTC when this is empty, too.
     pub zone: Option<String>,
-    /// The platform queue.
+    /// The platform queue of all kinds.
     pub queue: String,
-    /// Where kinds that call a service have their jobs POSTed, as in `handler.http.url`.
+    /// The URL to which jobs of kinds that call a service are POSTed, as in `handler.http.url`.
     pub handler_url: String,
 }
 
 /// When an entry recurs.
 #[derive(Clone, Debug, PartialEq)]
 enum Recurs {
-    /// By the calendar, in a zone.
+    /// By a cron expression, in a time zone.
     Cron(String, String),
-    /// At a fixed rate (`nominal`), or so long after the start of the run before.
+    /// At a fixed rate (`nominal`), or this long after the start of the run before.
     Every(Duration, &'static str),
-    /// Once.
+    /// Once, at this time.
     At(String),
 }
 
@@ -128,7 +124,7 @@ impl Recurs {
         }
     }
 
-    /// As the schedule of a chain's own.
+    /// As a chain's own schedule.
     fn own(&self) -> String {
         let own = match self {
             Self::Cron(cron, zone) => json!({ "cron": cron, "zone": zone }),
@@ -144,22 +140,22 @@ impl Recurs {
     }
 }
 
-/// A cron expression of another scheduler, in a zone, if it can be followed.
+/// A cron expression of another scheduler, in a time zone, if Roundelay can follow it.
 fn by_calendar(expression: &str, dialect: Dialect, zone: &str) -> Result<Recurs, String> {
     let cron = translate(expression, dialect)?;
     Cron::parse(&cron, Some(zone))?;
     Ok(Recurs::Cron(cron, zone.to_owned()))
 }
 
-/// An entry that calls a service: those of one task are chains of one kind.
+/// An entry that calls a service: the entries of one task are chains of one kind.
 struct Call {
-    /// What is called: the kind.
+    /// The task that is called: the kind.
     task: String,
-    /// Which of them: the key.
+    /// The name of the entry: the key.
     name: String,
     recurs: Recurs,
     queue: String,
-    /// Further settings of the kind, which tell kinds of one task apart.
+    /// Additional settings of the kind, which separate the kinds of one task.
     settings: Vec<(&'static str, Toml)>,
     /// The payload, beside `key` and `schedule`.
     payload: Row,
@@ -172,7 +168,7 @@ impl Import {
         self.notes.push(Note { weight, place: some(place), entry: some(entry), why, advice });
     }
 
-    /// What is to be known of the source as a whole: why, and what to do.
+    /// Adds notes about the source as a whole: why, and what to do.
     fn general(&mut self, notes: impl IntoIterator<Item = (&'static str, &'static str)>) {
         for (why, advice) in notes {
             self.note(Weight::Note, "", "", why, advice);
@@ -185,7 +181,7 @@ impl Import {
         }
     }
 
-    /// A name that no kind has yet: `wanted`, or that with a number.
+    /// A name that no kind has yet: `wanted`, or `wanted` with a number.
     fn free_name(&self, wanted: &str) -> String {
         let taken = |name: &str| self.kinds.iter().any(|kind| kind.name == name);
         let numbered = (2..).map(|n| format!("{wanted}-{n}"));
@@ -270,7 +266,7 @@ impl Import {
         for kind in &self.kinds {
             out.push('\n');
             for line in &kind.source {
-                // A comment ends where a line does.
+                // A comment ends at the end of the line.
                 out += &format!("# {}\n", line.replace(char::is_control, " "));
             }
             out += &format!("[kinds.{}]\n", word(&kind.name));
@@ -313,13 +309,13 @@ fn slug(command: &str) -> String {
     let parts = letters.split(|c: char| !c.is_ascii_alphanumeric()).filter(|part| !part.is_empty());
     let mut name = String::new();
     for part in parts {
-        if !name.is_empty() && name.len() + 1 + part.len() > LONGEST_KIND {
+        if !name.is_empty() && name.len() + 1 + part.len() > MAX_KIND_CHARS {
             break;
         }
         if !name.is_empty() {
             name.push('-');
         }
-        name.extend(part.chars().take(LONGEST_KIND));
+        name.extend(part.chars().take(MAX_KIND_CHARS));
     }
     if name.is_empty() { "job".into() } else { name }
 }
@@ -331,7 +327,7 @@ mod tests {
     use roundelay_config::Format;
     use roundelay_engine::roster::{Shape, rows};
 
-    /// What a worker would begin: kind, key, schedule and payload of every chain.
+    /// The chains that a worker would begin: kind, key, schedule and payload.
     pub fn chains(import: &Import) -> Vec<(String, String, String, String)> {
         let config = Config::parse(&import.configuration("rosters"), "import.toml", []).unwrap();
         let mut chains = Vec::new();

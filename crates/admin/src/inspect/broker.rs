@@ -1,4 +1,4 @@
-//! How full the broker's queues are, or why nobody knows.
+//! How many messages and consumers the broker's queues have, or why that is not known.
 
 use std::collections::BTreeMap;
 
@@ -7,19 +7,19 @@ use roundelay_config::Config;
 use roundelay_engine::Connections;
 use roundelay_engine::monitor::stuck::Waiting;
 
-/// What the broker said.
+/// The broker's answer.
 #[derive(Clone, Debug)]
-pub enum Asked {
-    /// Nothing: it is in the worker's process.
+pub enum BrokerStatus {
+    /// No answer: the broker is embedded in the worker's process.
     Embedded,
-    /// Nothing, because of this.
+    /// No answer, for this reason.
     Away(String),
-    /// How full these queues are, or why that is not known.
+    /// The messages and consumers of these queues, or why they are not known.
     Depths(BTreeMap<String, Result<Depth, String>>),
 }
 
-impl Asked {
-    /// Asks the broker of the configuration, on a connection for this only.
+impl BrokerStatus {
+    /// Asks the configured broker, on a new connection for this question only.
     pub async fn once(config: &Config) -> Self {
         match Connections::open(config).await {
             Ok(connections) => {
@@ -31,14 +31,14 @@ impl Asked {
         }
     }
 
-    /// Asks for all platform queues and the engine's own.
+    /// Asks about all platform queues and the engine's own.
     pub async fn ask(config: &Config, broker: &dyn Broker) -> Self {
         let names = config.topology().names;
         let own = [names.rearm(), names.chores(), names.unrouted(), names.quarantine()];
         Self::about(config.queues.keys().cloned().chain(own), config, broker).await
     }
 
-    /// Asks for these queues. Of one with lanes the messages of all lanes count.
+    /// Asks about these queues. For a queue with lanes, the messages of all lanes count.
     pub async fn about(queues: impl IntoIterator<Item = String>, config: &Config, broker: &dyn Broker) -> Self {
         if !broker.keeps_messages() {
             return Self::Embedded;
@@ -47,7 +47,7 @@ impl Asked {
         for queue in queues {
             let mut all = Ok(Depth { ready: 0, consumers: u64::MAX });
             for lane in lanes.queues(&queue) {
-                // A lane that nobody consumes is what matters of the consumers.
+                // For consumers, the lane with the fewest counts: a lane without a consumer is a problem.
                 all = match (all, broker.depth(&lane).await) {
                     (Ok(all), Ok(depth)) => {
                         Ok(Depth { ready: all.ready + depth.ready, consumers: all.consumers.min(depth.consumers) })
@@ -58,7 +58,7 @@ impl Asked {
             }
             depths.insert(queue, all);
         }
-        // One that was reached before, and has gone, tells nothing about any queue.
+        // A broker that has gone after it was reached answers nothing about any queue.
         let nothing = !depths.is_empty() && depths.values().all(Result::is_err);
         match broker.unavailable().filter(|_| nothing) {
             Some(why) => Self::Away(why),
@@ -66,7 +66,7 @@ impl Asked {
         }
     }
 
-    /// How full a queue is, if that is known.
+    /// The messages and consumers of a queue, if known.
     pub fn depth(&self, queue: &str) -> Option<Depth> {
         match self {
             Self::Depths(depths) => depths.get(queue)?.as_ref().ok().copied(),
@@ -74,7 +74,7 @@ impl Asked {
         }
     }
 
-    /// What is known of the broker about the chains of a queue.
+    /// What the broker has answered about the chains of a queue.
     pub fn waiting(&self, queue: &str) -> Waiting<'_> {
         match self {
             Self::Embedded => Waiting::Embedded,
@@ -87,7 +87,7 @@ impl Asked {
         }
     }
 
-    /// Why it cannot be asked.
+    /// Why the broker cannot be asked.
     pub fn error(&self) -> Option<&str> {
         match self {
             Self::Away(reason) => Some(reason),

@@ -1,4 +1,4 @@
-//! All about one chain: what it is doing and why, what is next, how its last runs ended.
+//! Everything about one chain: its state and the reason for it, its next ticks, and how its last runs ended.
 
 use std::time::Duration;
 
@@ -19,155 +19,154 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::broker::Asked;
+use super::broker::BrokerStatus;
 use super::chains::Batch;
 use super::failures::FailureReport;
+use super::format::{ProgressReport, doing, shown_nominal, word};
 use super::queues::closed_words;
-use super::words::{Come, doing, shown_nominal, word};
 
-/// Occurrences told after the next one.
+/// How many occurrences after the next one are reported.
 pub const AHEAD: usize = 10;
 
-/// All about an entity's chains.
+/// Everything about an entity's chains.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Entity {
-    /// When it was looked at, by the ledger's clock.
+    /// When the entity was read, by the ledger's clock.
     pub now: At,
-    /// Its rotation.
+    /// The chain of its rotation.
     pub chain: Option<ChainReport>,
-    /// The run that was asked for beside it.
+    /// The manual run beside the rotation.
     pub single: Option<ChainReport>,
-    /// What has failed of it, latest first.
+    /// The failures of the entity, latest first.
     pub failures: Vec<FailureReport>,
-    /// One-off jobs of it that run and have reported.
+    /// One-off jobs of the entity that run and have reported.
     pub running: Vec<RunningReport>,
 }
 
 impl Entity {
-    /// Whether nothing is known of it.
+    /// Whether the ledger has nothing of this entity.
     pub fn is_unknown(&self) -> bool {
         self.chain.is_none() && self.single.is_none() && self.failures.is_empty() && self.running.is_empty()
     }
 }
 
-/// All about a chain.
+/// Everything about a chain.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ChainReport {
-    /// Which handler.
+    /// The kind, which names the handler.
     pub kind: String,
-    /// Which entity.
+    /// The key of the entity.
     pub key: String,
-    /// Its platform queue.
+    /// The platform queue of the chain.
     pub queue: String,
-    /// Its own priority on that queue, in place of its kind's.
+    /// The chain's own priority on that queue, in place of its kind's.
     pub priority: Option<u8>,
-    /// The chain's incarnation.
+    /// The incarnation of the chain.
     #[schema(value_type = i64)]
     pub epoch: Epoch,
-    /// The occurrence that is next, or runs.
+    /// The number of the tick that is next, or runs.
     #[schema(value_type = i64)]
     pub tick: TickNo,
-    /// The try.
+    /// The attempt at that tick.
     pub attempt: u32,
-    /// When it is due, or was.
+    /// When the tick is due, or was.
     pub due: At,
     /// When the tick is nominally due.
     pub nominal: At,
     /// active, paused, retired or quarantined.
     pub state: &'static str,
-    /// The state, or, of an active chain, what of that: sleeps, due, late, runs or gathers.
+    /// The state, or, for an active chain, the part of it: sleeps, due, late, runs or gathers.
     pub doing: &'static str,
-    /// One tick beside the rotation, and then the end.
+    /// The chain has one tick beside the rotation, and ends after it.
     pub once: bool,
-    /// What it is doing, and above all why it does not run.
+    /// What the chain is doing, and above all why it does not run.
     pub why: String,
-    /// Why its entity is unavailable, if a run has said so and ended it.
+    /// Why the entity is unavailable, if a run has said so and ended the chain.
     pub unavailable: Option<String>,
-    /// How far the run has come that goes on.
-    pub progress: Option<Come>,
-    /// How many runs have led to it, one after the other.
+    /// The progress of the current run.
+    pub progress: Option<ProgressReport>,
+    /// How many runs have led to this one, each started by the one before.
     pub depth: u32,
-    /// Who it belongs to.
+    /// The owner of the chain.
     pub owner: Option<String>,
-    /// What was said of the owner as a whole.
+    /// The state that an operator has given the owner as a whole.
     pub owner_state: Option<&'static str>,
-    /// Its schedule, in words.
+    /// The schedule, in words.
     pub schedule: Option<String>,
-    /// That of its own, as it was said.
+    /// The chain's own schedule, as it was set.
     #[schema(value_type = Option<Object>)]
     pub own_schedule: Option<Value>,
-    /// Its occurrences after the next, if runs took no time; without jitter, which nobody knows before.
+    /// The occurrences after the next one, if runs took no time; without jitter, which is drawn at run time.
     pub next: Vec<At>,
-    /// Whether its message is known to have been sent.
+    /// Whether the broker has confirmed the message of the tick.
     pub sent: bool,
-    /// How often catch-up has sent it.
+    /// How often catch-up has sent the message.
     pub looks: u32,
-    /// When catch-up looks next.
+    /// When catch-up looks at the chain next.
     pub watch_at: At,
     /// When a run last started.
     pub last_start: Option<At>,
     /// When a run last ended.
     pub last_finish: Option<At>,
-    /// Why payload and carry are not shown: they are sealed, and do not open here.
+    /// Why payload and carry are not shown: they are encrypted, and this program cannot decrypt them.
     pub sealed: Option<String>,
-    /// What the last run has handed on.
+    /// The value that the last run has handed on.
     #[schema(value_type = Option<Value>)]
     pub carry: Option<Value>,
     /// What the handler gets.
     #[schema(value_type = Value)]
     pub payload: Value,
-    /// The batch that it waits for.
+    /// The batch for whose end the tick waits.
     pub batch: Option<Batch>,
-    /// Its last attempts, latest first.
+    /// The last attempts, latest first.
     pub attempts: Vec<AttemptReport>,
 }
 
 /// The record of an attempt.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct AttemptReport {
-    /// The claim; a later one has a higher number.
+    /// The fence of the claim; a later claim has a higher number.
     #[schema(value_type = i64)]
     pub fence: Fence,
-    /// The chain's incarnation; that of its manual runs is another.
+    /// The incarnation of the chain; manual runs have another.
     #[schema(value_type = i64)]
     pub epoch: Epoch,
-    /// It is one of a manual run.
+    /// Whether the attempt belongs to a manual run.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub manual: bool,
-    /// Whose it is, where that is not known from elsewhere; absent when the chain is not there any more.
+    /// The kind of the chain, if the context does not give it; absent when the chain does not exist any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Likewise.
+    /// The key of the chain, if the context does not give it; absent when the chain does not exist any more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The occurrence.
+    /// The number of the tick.
     #[schema(value_type = i64)]
     pub tick: TickNo,
-    /// The try.
+    /// The number of the attempt at this tick.
     pub attempt: u32,
-    /// Who ran it.
+    /// The worker that ran it.
     pub worker: String,
-    /// When it was due.
+    /// When the attempt was due.
     pub due: At,
-    /// When it started.
+    /// When the attempt started.
     pub started: At,
-    /// When it ended, or was found to have been cut off.
+    /// When the attempt ended, or was found to have been cut off.
     pub finished: Option<At>,
-    /// How it ended: done, retried, failed, snoozed, retired, fanned_out, dropped, skipped, cut, fenced or lost;
-    /// nothing while it runs.
+    /// How the attempt ended: done, retried, failed, snoozed, retired, fanned_out, dropped, skipped, cut, fenced or
+    /// lost; nothing while it runs.
     pub verdict: Option<String>,
-    /// Why, unless it worked.
+    /// Why, unless the attempt worked.
     pub reason: Option<String>,
-    /// Occurrences left out because the chain still ran.
+    /// Occurrences that were left out because the chain still ran.
     pub overlapped: u32,
-    /// Occurrences left out because nothing could start.
+    /// Occurrences that were left out because nothing could start.
     pub misfired: u32,
-    /// How far it had come when it last said so.
-    pub progress: Option<Come>,
+    /// The last progress that the attempt has reported.
+    pub progress: Option<ProgressReport>,
 }
 
 impl AttemptReport {
-    /// Of a record.
     pub fn of(record: AttemptRecord, calendar: &Calendar) -> Self {
         let AttemptRecord { fence, epoch, tick, attempt, worker, due, started, finished, .. } = record;
         let AttemptRecord { verdict, reason, overlapped, misfired, progress, .. } = record;
@@ -187,47 +186,47 @@ impl AttemptReport {
             reason,
             overlapped,
             misfired,
-            progress: progress.map(|progress| Come::of(progress, calendar)),
+            progress: progress.map(|progress| ProgressReport::of(progress, calendar)),
         }
     }
 
-    /// Of a record, with the name of its chain.
+    /// From a record with the name of its chain.
     pub fn named(NamedAttempt { record, name }: NamedAttempt, calendar: &Calendar) -> Self {
         let (kind, key) = name.unzip();
         Self { kind, key, ..Self::of(record, calendar) }
     }
 }
 
-/// A one-off job that runs and has reported.
+/// A one-off job that runs and has reported progress.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct RunningReport {
-    /// The job's id.
+    /// The id of the job.
     pub id: String,
-    /// Who runs it.
+    /// The worker that runs the job.
     pub worker: String,
-    /// Its kind.
+    /// The kind of the job.
     pub kind: String,
-    /// Its entity.
+    /// The key of the entity.
     pub key: String,
-    /// The platform queue that it came from.
+    /// The platform queue from which the job came.
     pub queue: String,
-    /// Which attempt.
+    /// The number of the attempt.
     pub attempt: u32,
-    /// When it began.
+    /// When the attempt started.
     pub started: At,
-    /// How far it has come.
-    pub progress: Come,
+    /// The last progress that the attempt has reported.
+    pub progress: ProgressReport,
 }
 
 impl RunningReport {
     fn of(job: RunningJob, calendar: &Calendar) -> Self {
         let RunningJob { id, worker, kind, key, queue, attempt, started, progress } = job;
-        let (started, progress) = (At::of(started, calendar), Come::of(progress, calendar));
+        let (started, progress) = (At::of(started, calendar), ProgressReport::of(progress, calendar));
         Self { id, worker, kind, key, queue, attempt, started, progress }
     }
 }
 
-/// Looks at an entity, with the last attempts of its chains. `asked` is what the broker said of their queues.
+/// Reads an entity, with the last attempts of its chains. `asked` is the broker's answer about their queues.
 ///
 /// # Errors
 /// When the ledger cannot be read.
@@ -237,7 +236,7 @@ pub async fn look(
     last: u32,
     config: &Config,
     ledger: &dyn Ledger,
-    asked: &Asked,
+    asked: &BrokerStatus,
 ) -> Result<Entity, LedgerError> {
     let chains = ledger.chains(kind.into(), key.into()).await?;
     let failures = ledger.failures_of(kind.into(), key.into()).await?;
@@ -267,11 +266,11 @@ pub async fn look(
     })
 }
 
-/// Attempts are read so many at a time.
+/// How many attempts one query reads.
 const PAGE: u32 = 200;
 
-/// The attempts of a chain, those of its manual runs among them, latest first: before the one with this fence, or the
-/// last ones. `chains` is what the ledger has under its name.
+/// The attempts of a chain, including those of its manual runs, latest first: before the one with this fence, or the
+/// last ones. `chains` is what the ledger has under the chain's name.
 ///
 /// # Errors
 /// When the ledger cannot be read.
@@ -308,7 +307,7 @@ pub async fn attempts(
     Ok(all)
 }
 
-/// Marks those of the manual runs, whose epoch this is.
+/// Marks the attempts with this epoch as those of manual runs.
 pub fn mark_manual(attempts: &mut [AttemptReport], epoch: Epoch) {
     attempts.iter_mut().for_each(|attempt| attempt.manual = attempt.epoch == epoch);
 }
@@ -319,9 +318,9 @@ async fn report(
     failures: &[Failure],
     config: &Config,
     ledger: &dyn Ledger,
-    asked: &Asked,
+    asked: &BrokerStatus,
 ) -> Result<ChainReport, LedgerError> {
-    // Those of the chain's other row may have pushed it out of the last ones.
+    // Attempts of the chain's other row may have pushed it out of the last ones.
     let latest = match attempts.iter().find(|attempt| attempt.fence == chain.fence) {
         Some(latest) => Some(latest.clone()),
         None => ledger.history(chain.fence, 1).await?.pop().filter(|last| last.fence == chain.fence),
@@ -350,7 +349,7 @@ async fn report(
     if let Some(sealed) = opened.sealed.as_ref().filter(|_| chain.state == ChainState::Active) {
         why = format!("{sealed}; {why}");
     }
-    // Of the attempt that runs, if one does.
+    // The progress of the attempt that runs, if one does.
     let progress = latest.as_ref().filter(|_| chain.holder.runs()).and_then(|last| last.progress.clone());
     let calendar = ledger.calendar();
     let (schedule, next) = ahead(&chain, config, &calendar);
@@ -375,7 +374,7 @@ async fn report(
         once,
         why,
         unavailable,
-        progress: progress.map(|progress| Come::of(progress, &calendar)),
+        progress: progress.map(|progress| ProgressReport::of(progress, &calendar)),
         depth,
         owner_state: owner.as_ref().map(|_| word(owner_state)),
         owner,
@@ -395,11 +394,11 @@ async fn report(
     })
 }
 
-/// What a chain's handler gets, as far as it opens.
+/// What a chain's handler gets, if it can be decrypted.
 struct Opened {
     payload: Value,
     carry: Option<Value>,
-    /// What does not open, and why.
+    /// The part that cannot be decrypted, and why.
     sealed: Option<String>,
 }
 
@@ -421,7 +420,7 @@ fn opened(chain: &ChainView, config: &Config) -> Opened {
     Opened { payload, carry, sealed: (!sealed.is_empty()).then(|| sealed.join("; ")) }
 }
 
-/// Why nothing of a chain's queue starts: an operator has paused it, or its throttle lets nothing through.
+/// Why nothing of a chain's queue starts: an operator has paused the queue, or its throttle lets nothing through.
 async fn held_back(
     chain: &ChainView,
     payload: &Value,
@@ -441,7 +440,8 @@ async fn held_back(
     Ok(Throttled::look_at(name, settings, key, ledger).await?.in_the_way(None))
 }
 
-/// The reason of the run that ended a chain, and of none before, if it said that the entity is unavailable.
+/// The reason of the run that ended the chain, if that run said that the entity is unavailable. Earlier runs do not
+/// count.
 fn unavailable(chain: &ChainView, failures: &[Failure]) -> Option<String> {
     let of_its_end = |failure: &&Failure| {
         failure.item.is_empty() && failure.permanent && failure.last_at == chain.last_finish && !chain.once
@@ -451,8 +451,8 @@ fn unavailable(chain: &ChainView, failures: &[Failure]) -> Option<String> {
     Some(format!("{code}{}", failure.reason))
 }
 
-/// The schedule of a chain in words, and its occurrences after the next tick if runs took no time. Without
-/// jitter, which nobody knows before.
+/// The schedule of a chain in words, and its occurrences after the next tick if runs took no time. Without jitter,
+/// which is drawn at run time.
 fn ahead(chain: &ChainView, config: &Config, calendar: &Calendar) -> (Option<String>, Vec<Time>) {
     let Some(of_kind) = schedule_of_kind(config, &chain.hint.kind).filter(|_| !chain.once) else {
         return (None, Vec::new());

@@ -1,4 +1,4 @@
-//! Many chains, a row each.
+//! Lists of chains, a row each.
 
 use roundelay_config::Config;
 use roundelay_engine::overslept;
@@ -13,68 +13,68 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::words::{doing_of, schedule, shown_nominal, word};
+use super::format::{doing_of, schedule, shown_nominal, word};
 
-/// Recent attempts in a row.
+/// How many recent attempts a row has.
 const RECENT: u32 = 12;
 
-/// A chain among others.
+/// A chain in a list.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ChainRow {
-    /// Which handler.
+    /// The kind, which names the handler.
     pub kind: String,
-    /// Which entity.
+    /// The key of the entity.
     pub key: String,
-    /// Its platform queue.
+    /// The platform queue of the chain.
     pub queue: String,
-    /// The chain's incarnation.
+    /// The incarnation of the chain.
     #[schema(value_type = i64)]
     pub epoch: Epoch,
-    /// The occurrence that is next, or runs.
+    /// The number of the tick that is next, or runs.
     #[schema(value_type = i64)]
     pub tick: TickNo,
-    /// The try.
+    /// The attempt at that tick.
     pub attempt: u32,
-    /// Who it belongs to.
+    /// The owner of the chain.
     pub owner: Option<String>,
     /// active, paused, retired or quarantined.
     pub state: &'static str,
-    /// The state, or, of an active chain, what of that: sleeps, due, late, runs or gathers.
+    /// The state, or, for an active chain, the part of it: sleeps, due, late, runs or gathers.
     pub doing: &'static str,
-    /// When it is due, or was.
+    /// When the tick is due, or was.
     pub due: At,
-    /// When it is nominally due: without jitter and without what retries have cost.
+    /// When the tick is nominally due: without jitter and without the delay of retries.
     pub nominal: At,
     /// When a run last started.
     pub last_start: Option<At>,
     /// When a run last ended.
     pub last_finish: Option<At>,
-    /// How late it is, if it is due and does not run.
+    /// How late the tick is in milliseconds, if it is due and does not run.
     pub lag_ms: u64,
-    /// Its schedule, in words.
+    /// The schedule, in words.
     pub schedule: Option<String>,
-    /// That of its own, as it was said.
+    /// The chain's own schedule, as it was set.
     #[schema(value_type = Option<Object>)]
     pub own_schedule: Option<Value>,
-    /// Why its entity is unavailable, when a run has ended the chain for that.
+    /// Why the entity is unavailable, if a run has ended the chain for that.
     pub unavailable: Option<String>,
-    /// The batch that it waits for.
+    /// The batch for whose end the tick waits.
     pub batch: Option<Batch>,
-    /// Its last attempts, the oldest first.
+    /// The last attempts, the oldest first.
     pub recent: Vec<Recent>,
 }
 
-/// Jobs that a tick waits for.
+/// The jobs for whose end a tick waits.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub struct Batch {
-    /// Those that have not ended.
+    /// How many have not ended.
     pub open: i64,
-    /// All of them.
+    /// How many there are.
     pub total: i64,
 }
 
 impl Batch {
-    /// Of the two counts that the ledger keeps.
+    /// From the two counts that the ledger keeps.
     pub fn of((open, total): (i64, i64)) -> Option<Self> {
         (total > 0).then_some(Self { open, total })
     }
@@ -83,13 +83,13 @@ impl Batch {
 /// An attempt, in short.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Recent {
-    /// How it ended; nothing while it runs.
+    /// How the attempt ended; nothing while it runs.
     pub verdict: Option<String>,
-    /// When it started.
+    /// When the attempt started.
     pub started: At,
-    /// How long it took.
+    /// How long the attempt took, in milliseconds.
     pub took_ms: Option<u64>,
-    /// How late it started.
+    /// How late the attempt started, in milliseconds.
     pub late_ms: u64,
 }
 
@@ -103,7 +103,7 @@ impl Recent {
 }
 
 impl ChainRow {
-    /// Of a listed chain, without its attempts.
+    /// From a listed chain, without its attempts.
     pub fn new(chain: Listed, config: &Config, now: Time, calendar: &Calendar) -> Self {
         let overslept = overslept::since(&chain, &schedules(config), (now, calendar));
         let doing = doing_of(&chain, config, (now, calendar));
@@ -136,44 +136,44 @@ impl ChainRow {
     }
 }
 
-/// What chains are looked for.
+/// A search for chains.
 #[derive(Clone, Debug, Default)]
-pub struct Sought {
-    /// Of this kind.
+pub struct ChainSearch {
+    /// Chains of this kind.
     pub kind: Option<String>,
-    /// Of this owner.
+    /// Chains of this owner.
     pub owner: Option<String>,
-    /// Of this platform queue.
+    /// Chains of this platform queue.
     pub queue: Option<String>,
-    /// With this in their keys, or, where it has `*` or `?`, with keys that fit it as a pattern.
+    /// Chains whose key contains this text, or, if the text has `*` or `?`, matches it as a pattern.
     pub text: Option<String>,
-    /// What they do.
+    /// Chains in this state.
     pub state: Option<State>,
 }
 
-/// What chains do that are looked for.
+/// The state of chains to search for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// They tick.
+    /// The chains tick.
     Active,
-    /// An operator has stopped them.
+    /// An operator has paused the chains.
     Paused,
-    /// They have ended.
+    /// The chains have ended.
     Retired,
-    /// An older copy of the ledger was restored.
+    /// Workers died over the chains, or their messages were ahead of the ledger.
     Quarantined,
-    /// They tick, are due for longer than `catch_up.slack`, and nobody runs them; or they sleep for longer than their
-    /// schedules can explain.
+    /// The chains are due for longer than `catch_up.slack`, and no worker runs them; or they sleep for longer than
+    /// their schedules can explain.
     Late,
-    /// A worker runs them.
+    /// A worker runs the chains.
     Running,
 }
 
-impl Sought {
-    /// As the ledger takes it, at `now`.
+impl ChainSearch {
+    /// As a filter of the ledger, at `now`.
     pub fn filter(&self, config: &Config, now: Time) -> ListFilter {
-        // Empty fields of a form mean nothing.
+        // An empty field of a form is as good as absent.
         let said = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         let pattern = |text: String| if text.contains(['*', '?']) { text } else { format!("*{text}*") };
         let which = ChainFilter {
@@ -197,8 +197,9 @@ impl Sought {
     }
 }
 
-impl Sought {
-    /// As an order to all of them takes it; nothing when it cannot be meant, since what runs changes all the time.
+impl ChainSearch {
+    /// As a filter for a change; nothing if the state is one that cannot be used, because running chains change all the
+    /// time.
     pub fn which(&self, config: &Config, now: Time) -> Option<ChainFilter> {
         let ListFilter { which, condition } = self.filter(config, now);
         match condition {
@@ -209,12 +210,12 @@ impl Sought {
     }
 }
 
-/// Looks for chains: one page, each with its last attempts.
+/// Searches for chains: one page, each with its last attempts.
 ///
 /// # Errors
 /// When the ledger cannot be read.
 pub async fn page(
-    sought: &Sought,
+    sought: &ChainSearch,
     after: Option<Cursor>,
     limit: u32,
     config: &Config,
@@ -230,7 +231,7 @@ pub async fn page(
         let fitting = found.len() + slept.len();
         found = overslept::among(found, slept, &filter, (after.as_ref(), more.as_ref()), fitting);
         if found.len() > limit as usize {
-            // Those behind come with the next page, which begins after the last of this one.
+            // The rows behind the limit come with the next page, which begins after the last row of this one.
             found.truncate(limit as usize);
             more = found.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
             complete = true;
@@ -252,7 +253,7 @@ mod tests {
     fn what_is_typed_is_a_part_of_the_key_unless_it_is_a_pattern() {
         let config = Config::parse("", "r.toml", []).unwrap();
         let like = |text: &str| {
-            let sought = Sought { text: Some(text.into()), kind: Some(String::new()), ..Sought::default() };
+            let sought = ChainSearch { text: Some(text.into()), kind: Some(String::new()), ..ChainSearch::default() };
             let filter = sought.filter(&config, Time::from_millis(0));
             assert_eq!((filter.which.kind, filter.condition), (None, None), "an empty field says nothing");
             filter.which.like
@@ -260,7 +261,7 @@ mod tests {
         assert_eq!(like("app-1").as_deref(), Some("*app-1*"));
         assert_eq!(like("eu/*").as_deref(), Some("eu/*"));
         assert_eq!(like(""), None);
-        let late = Sought { state: Some(State::Late), ..Sought::default() };
+        let late = ChainSearch { state: Some(State::Late), ..ChainSearch::default() };
         let now = Time::from_millis(1_000_000);
         assert_eq!(late.filter(&config, now).which.late_before, Some(now - config.catch_up.slack));
     }

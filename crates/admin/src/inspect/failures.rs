@@ -1,4 +1,4 @@
-//! What has failed, and what becomes of it.
+//! Failures, and what happens to them next.
 
 use roundelay_config::Config;
 use roundelay_ledger::ReasonCount;
@@ -8,41 +8,41 @@ use roundelay_model::failure::Failure;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::words::rough;
+use super::format::rough;
 
-/// A failure, and what becomes of it.
+/// A failure, and what happens to it next.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct FailureReport {
-    /// Which handler.
+    /// The kind, which names the handler.
     pub kind: String,
-    /// Which entity.
+    /// The key of the entity.
     pub key: String,
-    /// Which part of the entity; empty when the whole of it failed.
+    /// The part of the entity; empty when the whole entity failed.
     pub item: String,
     /// The name of the reason, if it has one.
     pub code: Option<String>,
-    /// What the handler said.
+    /// The reason, as the handler gave it.
     pub reason: String,
-    /// How often it has failed for good since the first time.
+    /// How many times it has failed for good since the first time.
     pub times: i64,
-    /// How often it has been tried, as the maximum of its reason counts.
+    /// How many attempts count towards the maximum of its reason.
     pub attempts: i64,
-    /// The first time.
+    /// When it failed for the first time.
     pub first_at: At,
-    /// The last time.
+    /// When it failed for the last time.
     pub last_at: At,
-    /// When it is tried again by itself, if it is.
+    /// When it is retried automatically; null: never.
     pub next_retry_at: Option<At>,
-    /// It is never tried again by itself. Of a whole: the entity is unavailable.
+    /// Whether it is never retried automatically. For a whole entity: the entity is unavailable.
     pub permanent: bool,
-    /// The id of the job that is under way for it.
+    /// The id of the job that retries it now.
     pub fed: Option<String>,
-    /// What becomes of it, in words.
+    /// What happens to it next, in words.
     pub then: String,
 }
 
 impl FailureReport {
-    /// Of a kept failure, at `now`.
+    /// From a kept failure, at `now`.
     pub fn new(failure: Failure, config: &Config, now: Time, calendar: &Calendar) -> Self {
         let (next, then) = (next_retry_at(&failure, config), then(&failure, config, now));
         let Failure { kind, key, item, reason, code, times, attempts, first_at, last_at, next_retry_at, .. } = failure;
@@ -68,24 +68,24 @@ impl FailureReport {
 /// Failures with the same reason.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ReasonRow {
-    /// Of this kind.
+    /// The kind of the failures.
     pub kind: String,
     /// The name of the reason, if it has one.
     pub code: Option<String>,
-    /// They are never tried again by themselves.
+    /// Whether the failures are never retried automatically.
     pub permanent: bool,
-    /// How many parts of entities.
+    /// How many parts of entities failed.
     pub parts: u64,
-    /// How many whole entities.
+    /// How many whole entities failed.
     pub wholes: u64,
-    /// The last time.
+    /// When the last of them failed.
     pub last_at: At,
-    /// What was said of the last of them.
+    /// The reason of the last failure, as the handler gave it.
     pub example: String,
 }
 
 impl ReasonRow {
-    /// Of what the ledger has counted.
+    /// From the ledger's count.
     pub fn of(count: ReasonCount, calendar: &Calendar) -> Self {
         let ReasonCount { kind, code, permanent, parts, wholes, last_at, example } = count;
         Self { kind, code, permanent, parts, wholes, last_at: At::of(last_at, calendar), example }
@@ -97,15 +97,15 @@ pub fn reconciles(config: &Config, kind: &str) -> bool {
     config.kinds.get(kind).is_some_and(|kind| kind.reconcile.is_some())
 }
 
-/// When a part is tried again by itself, if it ever is.
+/// When a part is retried automatically, if it ever is.
 pub fn next_retry_at(failure: &Failure, config: &Config) -> Option<Time> {
     let settings = config.kinds.get(&failure.kind)?;
-    // What reconcile looks at, and never before its reason's backoff.
+    // The times at which reconcile looks, and never before the backoff of the reason.
     let planned = settings.policies.plan(&settings.retry, failure)?;
     failure.next_retry_at.map(|next| next.max(planned)).filter(|_| settings.reconcile.is_some())
 }
 
-/// What becomes of a failure, in words.
+/// What happens to a failure next, in words.
 pub fn then(failure: &Failure, config: &Config, now: Time) -> String {
     let Failure { kind, item, permanent, next_retry_at: next, fed, .. } = failure;
     if item.is_empty() {

@@ -1,4 +1,4 @@
-//! How many messages sleep on which rung.
+//! How many messages wait on each rung.
 
 use std::time::Duration;
 
@@ -7,33 +7,35 @@ use roundelay_config::Config;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::broker::Asked;
+use super::broker::BrokerStatus;
 
 /// A rung of the ladder.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct RungReport {
-    /// The broker's queue.
+    /// The name of the broker's queue.
     pub name: String,
-    /// How long messages sleep there, in milliseconds.
+    /// How long messages wait there, in milliseconds.
     pub delay_ms: u64,
-    /// How many sleep there, if that is known.
+    /// How many messages wait there, if that is known.
     pub ready: Option<u64>,
 }
 
-/// All rungs, from the shortest, and why the broker cannot be asked.
+/// All rungs, from the shortest delay, and why the broker could not be asked.
 pub async fn rungs(config: &Config, broker: &dyn Broker) -> (Vec<RungReport>, Option<String>) {
     let names = config.topology().names;
     let rungs: Vec<(String, Duration)> =
         config.ladder.rungs().iter().map(|delay| (names.rung(*delay), *delay)).collect();
     let queues: Vec<String> = rungs.iter().map(|(name, _)| name.clone()).collect();
-    let asked = Asked::about(queues, config, broker).await;
+    let asked = BrokerStatus::about(queues, config, broker).await;
     let report = |(name, delay): (String, Duration)| RungReport {
         ready: asked.depth(&name).map(|depth| depth.ready),
         delay_ms: u64::try_from(delay.as_millis()).unwrap_or(u64::MAX),
         name,
     };
     let why = match &asked {
-        Asked::Embedded => Some("messages sleep in the worker's process, which has the embedded broker".to_owned()),
+        BrokerStatus::Embedded => {
+            Some("messages sleep in the worker's process, which has the embedded broker".to_owned())
+        }
         asked => asked.error().map(str::to_owned),
     };
     (rungs.into_iter().map(report).collect(), why)

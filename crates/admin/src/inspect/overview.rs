@@ -8,102 +8,101 @@ use roundelay_model::fleet::{Lateness, Rhythm, SECONDS};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::board::Facts;
-use super::queues::{Known, QueueReport};
-use super::words::{Late, rough};
+use super::format::{Late, rough};
+use super::queues::{QueueFacts, QueueReport};
+use super::status_cache::Facts;
 use super::workers::state;
 
-/// How everything is.
+/// The state of the whole system.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Overview {
-    /// When it was put together, by the ledger's clock.
+    /// When the overview was made, by the ledger's clock.
     pub now: At,
-    /// When chains were last counted. With very many, that takes a while, and is done every half a minute.
+    /// When chains were last counted. With very many chains a count takes a while, and comes every half a minute.
     pub counted_at: Option<At>,
-    /// Chains, by what they do.
+    /// The number of chains, by state.
     pub chains: Counts,
-    /// Jobs that wait for a slot of a throttle, in all workers.
+    /// How many jobs wait for a slot of a throttle, in all workers.
     pub waiting_for_slot: i64,
-    /// Entities with a kept failure, and parts of entities.
+    /// How many failures are kept: of entities, and of parts of entities.
     pub failures: i64,
-    /// Messages kept in the ledger because they could not be used.
+    /// How many unusable messages the ledger keeps.
     pub quarantined_messages: i64,
-    /// One-off jobs kept in the ledger.
+    /// How many one-off jobs the ledger keeps.
     pub kept_jobs: i64,
     /// When the longest overdue chain was due.
     pub oldest_due: Option<At>,
     /// Starts of runs.
     pub starts: Starts,
-    /// How late starts were in the last ten seconds, on the worker where that was worst.
+    /// How late starts were in the last ten seconds, on the worker with the latest ones.
     pub late_ms: Option<Late>,
-    /// Workers, by what they do.
+    /// The number of workers, by state.
     pub workers: WorkerCounts,
-    /// Why the broker cannot be asked.
+    /// Why the broker could not be asked; null when it was.
     pub broker_why: Option<String>,
     /// What is wrong, the worst first.
     pub troubles: Vec<Trouble>,
 }
 
-/// Chains, by what they do.
+/// The number of chains, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Counts {
     /// All that have not ended.
     pub total: i64,
     /// Due in the future.
     pub sleeping: i64,
-    /// Due, and not being run.
+    /// Due, and not running.
     pub due: i64,
-    /// Being run.
+    /// Running.
     pub running: i64,
-    /// Of those that are due, those that are due for longer than `catch_up.slack`.
+    /// Due for longer than `catch_up.slack` (a part of `due`).
     pub overdue: i64,
     /// Waiting for the end of their batch.
     pub gathering: i64,
-    /// With a successor not known to have been sent.
+    /// With a successor that the broker has not confirmed.
     pub unsent: i64,
-    /// Stopped by an operator.
+    /// Paused by an operator.
     pub paused: i64,
     /// Ended.
     pub retired: i64,
-    /// Of these, those that ended by a run's word: their entities are unavailable.
+    /// Ended by a run that said the entity is unavailable (a part of `retired`).
     pub unavailable: i64,
-    /// Whose messages were ahead of the ledger.
+    /// Quarantined: workers died over them, or their messages were ahead of the ledger.
     pub quarantined: i64,
 }
 
 /// Starts of runs.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Starts {
-    /// In a second, over the last twenty that all workers have told of.
+    /// Starts per second, over the last twenty seconds for which all workers have reported.
     pub per_second: f64,
-    /// The busiest second of the last hour by the mean one; nothing where starts are too rare for that to mean
-    /// anything.
+    /// The busiest second of the last hour divided by the mean one; null if starts are too rare for a meaning.
     pub peak_to_mean: Option<f64>,
-    /// The last hour, the oldest first: ten seconds each, or single seconds where there are less than two minutes.
+    /// The last hour, the oldest first: ten seconds each, or single seconds if there are less than two minutes.
     pub hour: Vec<Bucket>,
 }
 
-/// Starts in some seconds.
+/// The starts within some seconds.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Bucket {
-    /// When they began.
+    /// When these seconds began.
     pub at: At,
     /// How many runs started.
     pub starts: u64,
-    /// How many seconds that are.
+    /// How many seconds these are.
     pub seconds: usize,
-    /// How late one in a hundred was.
+    /// How late the starts were: the 99th percentile, in milliseconds.
     pub p99_ms: Option<f64>,
 }
 
-/// Workers, by what they do.
+/// The number of workers, by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
 pub struct WorkerCounts {
     /// They take jobs.
     pub working: usize,
-    /// They take no more, by an operator's word or because they end.
+    /// They take no more jobs, because of an operator's order or because they end.
     pub draining: usize,
-    /// They have said nothing for 30 s.
+    /// They have not reported for 30 s.
     pub silent: usize,
 }
 
@@ -112,10 +111,10 @@ pub struct WorkerCounts {
 pub struct Trouble {
     /// How bad it is.
     pub level: Level,
-    /// What, for people.
+    /// What is wrong, for people.
     pub what: String,
-    /// Where to look.
-    pub see: Place,
+    /// The screen that shows more.
+    pub see: ScreenLink,
 }
 
 /// How bad something is.
@@ -124,16 +123,16 @@ pub struct Trouble {
 pub enum Level {
     /// Something does not run that should.
     Error,
-    /// Somebody should look at it.
+    /// An operator should look at it.
     Warning,
 }
 
-/// A screen, and what of it.
+/// A screen, and its filter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Place {
-    /// queues, throttles, workers, chains, failures or quarantine.
+pub struct ScreenLink {
+    /// The screen: queues, throttles, workers, chains, failures or quarantine.
     pub screen: &'static str,
-    /// By which filter.
+    /// The filter on that screen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub query: Option<Query>,
 }
@@ -141,11 +140,11 @@ pub struct Place {
 /// A filter of chains.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Query {
-    /// By what they do.
+    /// The state of the chains.
     pub state: &'static str,
 }
 
-/// Sums up a census, without what the engine does for itself on its queue for `chores`.
+/// Sums up a census, without the engine's own chains on its queue `chores`.
 fn counts(census: &Census, chores: &str) -> Counts {
     let mut counts = Counts {
         paused: census.paused,
@@ -167,7 +166,7 @@ fn counts(census: &Census, chores: &str) -> Counts {
     counts
 }
 
-/// Puts it together from what is known.
+/// Makes the overview from the facts.
 pub fn overview(facts: &Facts, config: &Config) -> Overview {
     let Facts { now, calendar, census, asked, workers, rhythm, recent_late, waiting, .. } = facts;
     let empty = Census::default();
@@ -213,7 +212,8 @@ pub fn overview(facts: &Facts, config: &Config) -> Overview {
 /// What is wrong, the worst first.
 fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCounts, config: &Config) -> Vec<Trouble> {
     let mut all = Vec::new();
-    let mut say = |level, screen, what: String| all.push(Trouble { level, what, see: Place { screen, query: None } });
+    let mut say =
+        |level, screen, what: String| all.push(Trouble { level, what, see: ScreenLink { screen, query: None } });
     if let Some(why) = facts.asked.error() {
         say(
             Level::Error,
@@ -286,7 +286,7 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
     }
     let mut chains_that = |number: i64, level, state, words: String| {
         if number > 0 {
-            let see = Place { screen: "chains", query: Some(Query { state }) };
+            let see = ScreenLink { screen: "chains", query: Some(Query { state }) };
             all.push(Trouble { level, what: words, see });
         }
     };
@@ -311,9 +311,9 @@ fn count(number: i64, one: &str, many: &str) -> String {
     if number == 1 { one.to_owned() } else { format!("{number} {many}") }
 }
 
-/// The queues, from what is known.
+/// The queues, from the facts.
 pub fn queues(facts: &Facts, census: &Census, config: &Config) -> Vec<QueueReport> {
-    let known = Known {
+    let known = QueueFacts {
         config,
         census,
         asked: &facts.asked,
@@ -331,7 +331,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::inspect::broker::Asked;
+    use crate::inspect::broker::BrokerStatus;
     use roundelay_broker::Depth;
     use roundelay_ledger::QueueCensus;
     use roundelay_model::fleet::{FleetOrder, FleetOrders, Subject};
@@ -364,7 +364,7 @@ mod tests {
         );
         let depth = |ready, consumers| Ok(Depth { ready, consumers });
         let depths = [("work", depth(2, 0)), ("side", depth(0, 0)), ("roundelay.quarantine", depth(4, 0))];
-        all.asked = Asked::Depths(depths.into_iter().map(|(queue, depth)| (queue.to_owned(), depth)).collect());
+        all.asked = BrokerStatus::Depths(depths.into_iter().map(|(queue, depth)| (queue.to_owned(), depth)).collect());
         let mut paused = FleetOrders::default();
         paused.add(FleetOrder::Close { why: "down".into() }, "ann", at(50));
         all.orders = BTreeMap::from([(Subject::Queue("side".into()), paused)]);

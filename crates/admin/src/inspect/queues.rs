@@ -1,4 +1,4 @@
-//! How platform queues are: what waits, what runs, what an operator has ordered.
+//! The state of platform queues: what waits, what runs, what an operator has ordered.
 
 use std::collections::BTreeMap;
 
@@ -11,77 +11,77 @@ use roundelay_model::fleet::{Closed, FleetOrders, Lateness, Subject};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::broker::Asked;
-use super::words::Late;
+use super::broker::BrokerStatus;
+use super::format::Late;
 
-/// A platform queue, as it is.
+/// The state of a platform queue.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct QueueReport {
-    /// Its name.
+    /// The name of the queue.
     pub queue: String,
-    /// Chains of it that are due in the future.
+    /// How many chains are due in the future.
     pub sleeping: i64,
-    /// Chains of it that are due, and that nobody runs.
+    /// How many chains are due and do not run.
     pub due: i64,
-    /// Chains of it that are being run.
+    /// How many chains run.
     pub running: i64,
-    /// Of those that are due, those that are due for longer than `catch_up.slack`.
+    /// How many chains are due for longer than `catch_up.slack` (a part of `due`).
     pub overdue: i64,
-    /// Chains whose successor is not known to have been sent.
+    /// How many chains have a successor that the broker has not confirmed.
     pub unsent: i64,
-    /// Chains that wait for the end of their batch.
+    /// How many chains wait for the end of their batch.
     pub gathering: i64,
-    /// Messages that wait on the broker, if that is known.
+    /// How many messages wait on the broker, if that is known.
     pub ready: Option<u64>,
-    /// Consumers there; of a queue with lanes, those of the lane that has the fewest.
+    /// How many consumers the queue has; for a queue with lanes, those of the lane that has the fewest.
     pub consumers: Option<u64>,
-    /// Messages in a second, as RabbitMQ counts them.
+    /// Messages per second, as RabbitMQ counts them.
     pub rates: Option<Rates>,
-    /// Starts in a second, as workers have last said.
+    /// Starts per second, as workers have last reported.
     pub starts_per_second: f64,
-    /// How late they were, on the worker where that was worst.
+    /// How late starts were, on the worker with the latest ones.
     pub late_ms: Option<Late>,
-    /// How many run at the same time.
+    /// How many jobs run at the same time.
     pub concurrency: Concurrency,
-    /// An operator has paused it.
+    /// The pause that an operator has ordered.
     pub paused: Option<Paused>,
-    /// The throttle that paces it.
+    /// The throttle that paces the queue.
     pub throttle: Option<String>,
-    /// Among queues that share a throttle, the higher goes first.
+    /// Among queues that share a throttle, the higher priority goes first.
     pub priority: i32,
 }
 
-/// Messages in a second.
+/// Messages per second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Rates {
-    /// That come.
+    /// Messages that enter the queue.
     #[serde(rename = "in")]
     pub into: f64,
-    /// That go.
+    /// Messages that leave the queue.
     pub out: f64,
 }
 
 /// How many jobs of a queue run at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Concurrency {
-    /// In each worker, as configured.
+    /// The limit in each worker, as configured.
     pub configured: usize,
-    /// In each worker, as an operator has ordered in place of that.
+    /// The limit in each worker that an operator has ordered in place of the configured one.
     pub ordered: Option<usize>,
-    /// Workers that take from the queue.
+    /// How many workers consume the queue.
     pub workers: usize,
-    /// How much of what all of them could run is running, from 0 to 1; unknown without workers.
+    /// The share of the fleet's limit that is in use, from 0 to 1; unknown without workers.
     pub utilisation: Option<f64>,
 }
 
-/// An operator's word that nothing is taken any more.
+/// The pause of a queue.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Paused {
-    /// Who said so.
+    /// The operator who ordered the pause.
     pub by: String,
-    /// When.
+    /// When the pause was ordered.
     pub at: At,
-    /// Why.
+    /// The reason of the operator.
     pub why: String,
 }
 
@@ -99,28 +99,27 @@ pub fn closed_words(queue: &str, closed: &Closed, calendar: &Calendar) -> String
     format!("its queue is paused by {by} since {at}: {why} (`roundelay queue resume {queue}` lets it go on)")
 }
 
-/// What is known of queues, from which reports are made (pure).
-pub struct Known<'a> {
+/// The facts from which reports are made (pure).
+pub struct QueueFacts<'a> {
     /// The workers' configuration.
     pub config: &'a Config,
-    /// The chains, by queue.
+    /// The number of chains by queue and state.
     pub census: &'a Census,
-    /// What the broker has said.
-    pub asked: &'a Asked,
-    /// Rates by the broker's queues.
+    /// What the broker has answered.
+    pub asked: &'a BrokerStatus,
+    /// The message rates, by the broker's queues.
     pub rates: &'a BTreeMap<String, broker::Rates>,
-    /// The workers.
     pub workers: &'a [SeenWorker],
-    /// What was ordered.
+    /// Orders for queues and workers.
     pub orders: &'a BTreeMap<Subject, FleetOrders>,
-    /// The time by which workers are silent.
+    /// The time at which workers are checked for silence.
     pub now: Time,
-    /// How the wall clock stands to it.
+    /// The relation of the wall clock to the ledger's time.
     pub calendar: &'a Calendar,
 }
 
-impl Known<'_> {
-    /// All queues of the configuration, and those that only chains know.
+impl QueueFacts<'_> {
+    /// All queues of the configuration, and queues that only chains name.
     pub fn reports(&self) -> Vec<QueueReport> {
         let mut names: Vec<&str> = self.config.queues.keys().map(String::as_str).collect();
         let others = self.census.queues.iter().map(|queue| queue.queue.as_str());
@@ -222,17 +221,17 @@ mod tests {
         let mut orders = FleetOrders::default();
         orders.add(FleetOrder::Close { why: "down".into() }, "ann", at(50));
         orders.add(FleetOrder::Concurrency(Some(9)), "ann", at(50));
-        // The second is silent, and the third takes nothing at the moment.
+        // The second worker is silent, and the third consumes nothing at the moment.
         let workers = [
             worker(99, "work", 3, true, 2.5, 8.0),
             worker(10, "work", 4, true, 9.0, 99.0),
             worker(100, "work", 1, false, 0.5, 20.0),
             worker(101, "side", 1, true, 1.0, 1.0),
         ];
-        let known = Known {
+        let known = QueueFacts {
             config: &config,
             census: &census,
-            asked: &Asked::Embedded,
+            asked: &BrokerStatus::Embedded,
             rates: &BTreeMap::from([("work".into(), broker::Rates { published: 1.5, delivered: 2.0 })]),
             workers: &workers,
             orders: &BTreeMap::from([(Subject::Queue("work".into()), orders)]),

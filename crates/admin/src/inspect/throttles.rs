@@ -1,4 +1,4 @@
-//! How throttles are: what they allow, how much of it is used, what holds them.
+//! The state of throttles: their limits, how much of them is used, and their holds.
 
 use std::collections::BTreeMap;
 
@@ -10,119 +10,121 @@ use roundelay_model::pacing::slots::{Limits, View, Window};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// A throttle, as it is.
+/// The state of a throttle.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ThrottleReport {
-    /// Its name.
+    /// The name of the throttle.
     pub name: String,
-    /// Who counts: the fleet, that is the ledger for all workers, or each worker for itself.
+    /// Where starts are counted: `fleet`, in the ledger for all workers together, or `worker`, in each worker for
+    /// itself.
     pub scope: &'static str,
-    /// What of a job says which of many limits is meant.
+    /// The part of a job whose value selects the limit: each value has its own.
     pub keyed_by: Option<String>,
     /// How many starts may follow each other at once after a pause.
     pub burst: u32,
-    /// The limits that an operator has set in place of those of the configuration.
+    /// The limits that an operator has set in place of the configured ones.
     pub ordered: Option<OrderedLimits>,
-    /// The limits of the configuration.
+    /// The configured limits.
     pub configured: ConfiguredLimits,
     /// An operator's hold.
     pub hold: Option<Hold>,
-    /// How many jobs wait for a slot of it, as workers have last said.
+    /// How many jobs wait for a slot of the throttle, as workers have last reported.
     pub waiting: i64,
-    /// Why starts wait for it, if they do.
+    /// Why starts wait for the throttle, if they do.
     pub in_the_way: Option<String>,
-    /// The queues that it paces.
+    /// The queues that the throttle paces.
     pub queues: Vec<String>,
-    /// The headers of an answer by which its upstream says how much remains of a budget.
+    /// The headers in which the upstream says how much of a budget remains.
     pub budget_headers: Option<BudgetHeaders>,
-    /// How many keys are remembered.
+    /// How many keys the ledger remembers.
     pub remembered: u64,
-    /// Some of them, those that are idle last first. One that has no keys is its own, with an empty name.
+    /// Some of the keys, the idle ones last. A throttle without keys has one, with an empty name.
     pub keys: Vec<KeyReport>,
 }
 
 /// Limits that an operator has set.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct OrderedLimits {
-    /// How many starts.
+    /// How many starts a window allows.
     pub allow: u32,
-    /// In so many milliseconds.
+    /// The length of the window, in milliseconds.
     pub per_ms: u64,
-    /// How many may follow each other at once.
+    /// How many starts may follow each other at once after a pause.
     pub burst: u32,
-    /// Who said so.
+    /// The operator who set the limits.
     pub by: String,
-    /// When.
+    /// When the limits were set.
     pub at: At,
 }
 
-/// Limits of the configuration.
+/// The configured limits.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ConfiguredLimits {
-    /// How many starts, in the window that paces.
+    /// How many starts the pacing window allows.
     pub allow: u32,
-    /// In so many milliseconds.
+    /// The length of the window, in milliseconds.
     pub per_ms: u64,
-    /// How many may follow each other at once.
+    /// How many starts may follow each other at once after a pause.
     pub burst: u32,
 }
 
-/// The headers of a budget.
+/// The names of the headers of a budget.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct BudgetHeaders {
-    /// How many calls remain.
+    /// The header with the number of calls that remain.
     pub remaining: String,
-    /// When there are more.
+    /// The header that says when the budget is full again.
     pub reset: String,
 }
 
-/// A throttle's key, as it is.
+/// The state of a throttle's key.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct KeyReport {
-    /// Its name; empty where the throttle has no keys.
+    /// The name of the key; empty if the throttle has no keys.
     pub key: String,
-    /// Each window in force, the one that paces first.
+    /// The windows in force, the pacing one first.
     pub windows: Vec<WindowReport>,
     /// When the next slot opens.
     pub opens: At,
-    /// What lets nothing start.
+    /// The hold in force, if there is one.
     pub held: Option<Hold>,
-    /// Starts are farther apart than the limits say until then, since it was held or did not work before.
+    /// The end of the slow start: until then starts are farther apart than the limits say, because of a hold or of
+    /// failures before.
     pub gentle_until: Option<At>,
-    /// One start at a time tries whether its upstream works again.
+    /// Half-open: one start at a time tries whether the upstream works again.
     pub probing: bool,
-    /// By the upstream's budget, starts are farther apart.
+    /// The upstream's budget, which sets starts farther apart.
     pub budget: Option<Budget>,
 }
 
 /// A window, and how much of it is used.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct WindowReport {
-    /// How many starts it allows.
+    /// How many starts the window allows.
     pub allow: u32,
-    /// In so many milliseconds.
+    /// The length of the window, in milliseconds.
     pub per_ms: u64,
-    /// How many of them are used now.
+    /// How many of the starts are used now.
     pub used: u32,
 }
 
 /// A hold in force.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Hold {
-    /// Nothing starts before.
+    /// Nothing starts before this time.
     pub until: At,
-    /// Why, as far as that was said.
+    /// The reason; may be empty.
     pub why: String,
-    /// The operator who said so; nobody when it was an upstream.
+    /// The operator who ordered the hold; null when an upstream asked for it.
     pub by: Option<String>,
 }
 
 /// A budget in force.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Budget {
-    /// Starts are so far apart at least.
+    /// The shortest distance between two starts, in milliseconds.
     pub apart_ms: u64,
-    /// Until then.
+    /// When the budget ends.
     pub until: At,
 }
 
@@ -132,7 +134,8 @@ pub fn queues_of(name: &str, config: &Config) -> Vec<String> {
     paced.map(|(queue, _)| queue.clone()).collect()
 }
 
-/// How many wait for slots of which throttle, as workers have last said. Queues that share one tell of the same.
+/// How many jobs wait for slots, by throttle, as workers have last reported. Queues that share a throttle report the
+/// same jobs.
 pub fn waiting(workers: &[SeenWorker], config: &Config) -> BTreeMap<String, i64> {
     let mut waiting = BTreeMap::new();
     for worker in workers {
@@ -152,7 +155,7 @@ pub fn waiting(workers: &[SeenWorker], config: &Config) -> BTreeMap<String, i64>
 }
 
 impl ThrottleReport {
-    /// Of a throttle that was looked at, for whose slots so many wait.
+    /// From the state in the ledger; `waiting` is how many jobs wait for the throttle's slots.
     pub fn new(throttled: &Throttled, waiting: i64, config: &Config) -> Self {
         let Throttled { name, settings, limits, orders, keys, remembered, .. } = throttled;
         let hold = orders.hold.as_ref().filter(|hold| hold.until > throttled.now);
@@ -219,7 +222,7 @@ impl KeyReport {
     }
 }
 
-/// One throttle, and no other of its keys than `key`, if that is given.
+/// One throttle; only its key `key`, if that is given.
 ///
 /// # Errors
 /// When the ledger cannot be read.
@@ -231,7 +234,7 @@ pub async fn look(
 ) -> Result<ThrottleReport, LedgerError> {
     let waiting = waiting(&ledger.workers().await?, config).remove(name).unwrap_or(0);
     let settings = config.throttle(name).map_err(LedgerError::Statement)?;
-    // One without keys is its own.
+    // A throttle without keys has one unnamed key.
     let key = key.filter(|_| settings.key.is_some());
     let throttled = Throttled::look_at(name, settings, key, ledger).await?;
     Ok(ThrottleReport::new(&throttled, waiting, config))

@@ -1,4 +1,4 @@
-//! The workers: who they are, what they run, whether they are heard of.
+//! Workers: their state, what they run, and when they last reported.
 
 use roundelay_ledger::SeenWorker;
 use roundelay_model::calendar::{At, Calendar};
@@ -7,53 +7,53 @@ use roundelay_model::fleet::{QueuePresence, WorkerState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::words::Late;
+use super::format::Late;
 
-/// A worker, as it was when it last said something.
+/// A worker, as it last reported.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct WorkerReport {
-    /// Its name.
+    /// The name of the worker.
     pub worker: String,
-    /// The machine it runs on.
+    /// The machine on which the worker runs.
     pub host: String,
-    /// Its process there.
+    /// The process id on that machine.
     pub pid: u32,
     /// The version of the program.
     pub version: String,
-    /// Since when it runs.
+    /// When the worker started.
     pub started: At,
-    /// When it last said how it is.
+    /// When the worker last reported.
     pub seen: At,
-    /// working, draining, drained, stopping; or silent, when it has said nothing for 30 s.
+    /// working, draining, drained, stopping; or silent, when it has not reported for 30 s.
     pub state: &'static str,
-    /// The queues that it consumes.
+    /// The queues that the worker consumes.
     pub queues: Vec<WorkerQueue>,
-    /// The kinds that it runs.
+    /// The kinds that the worker runs.
     pub kinds: Vec<String>,
-    /// Claims that it holds.
+    /// How many leases the worker holds.
     pub leases: usize,
-    /// Jobs that wait for a slot of a throttle.
+    /// How many jobs wait for a slot of a throttle.
     pub waiting: i64,
-    /// Starts in a second, over the last ten.
+    /// Starts per second, over the last ten seconds.
     pub starts_per_second: f64,
-    /// How late they were, on the queue where that was worst.
+    /// How late starts were, on the queue with the latest ones.
     pub late_ms: Option<Late>,
 }
 
 /// A queue that a worker consumes.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct WorkerQueue {
-    /// Its name.
+    /// The name of the queue.
     pub queue: String,
-    /// How many jobs of it run at the same time at most.
+    /// How many jobs of the queue run at the same time at most.
     pub concurrency: usize,
-    /// How many run.
+    /// How many jobs of the queue run.
     pub running: i64,
-    /// Nothing is taken from it.
+    /// Whether the worker takes no jobs from the queue at the moment.
     pub paused: bool,
 }
 
-/// The word for what a worker is doing.
+/// The word for a worker's state.
 pub fn state(worker: &SeenWorker, now: Time) -> &'static str {
     if worker.is_silent(now) {
         return "silent";
@@ -67,7 +67,6 @@ pub fn state(worker: &SeenWorker, now: Time) -> &'static str {
 }
 
 impl WorkerReport {
-    /// Of a worker, at `now`.
     pub fn new(worker: SeenWorker, now: Time, calendar: &Calendar) -> Self {
         let state = state(&worker, now);
         let SeenWorker { presence, seen } = worker;

@@ -1,4 +1,4 @@
-//! Chains: paused, resumed, ended, begun anew, brought forward, run one time more.
+//! Verbs on chains: pause, resume, retire, begin anew, bring forward, run one more time.
 
 use std::fmt;
 
@@ -12,17 +12,17 @@ use serde_json::Value;
 
 use super::{OperateError, Result};
 use crate::inspect::chain::why_not_advanced;
-use crate::inspect::words::{grouped, word};
+use crate::inspect::format::{grouped, word};
 
-/// Ticks that are brought forward at a time at most: more would only wait in queues for each other.
-const MOST_ADVANCED: u32 = 10_000;
+/// The most ticks that are brought forward at a time: more would only wait in queues for each other.
+const MAX_ADVANCED: u32 = 10_000;
 
-/// One chain.
+/// The filter for one chain.
 pub fn one(kind: &str, key: &str) -> ChainFilter {
     ChainFilter { kind: Some(kind.into()), key: Some(key.into()), ..ChainFilter::default() }
 }
 
-/// The word for an order, and for what it has done.
+/// The word for an order, and the word for its result.
 pub const fn verb(order: ChainOrder) -> (&'static str, &'static str) {
     match order {
         ChainOrder::Pause => ("pause", "paused"),
@@ -37,10 +37,10 @@ pub fn plural(count: u64) -> String {
     if count == 1 { "1 chain".into() } else { format!("{} chains", grouped(count)) }
 }
 
-/// Chains that were changed by an order.
+/// Chains that an order has changed.
 #[derive(Clone, Debug)]
 pub struct Steered {
-    /// How many.
+    /// How many chains.
     pub count: u64,
     which: ChainFilter,
     order: ChainOrder,
@@ -63,10 +63,11 @@ impl fmt::Display for Steered {
     }
 }
 
-/// Changes chains. When it has returned after [`ChainOrder::Pause`] or [`ChainOrder::Retire`], no new run of them begins.
+/// Changes chains. When it has returned after [`ChainOrder::Pause`] or [`ChainOrder::Retire`], no new run of them
+/// begins.
 ///
 /// # Errors
-/// When one chain is named that cannot be paused, resumed or retired, or there is no ledger.
+/// When the filter names one chain that cannot be paused, resumed or retired, or the ledger does not answer.
 pub async fn steer(config: &Config, ledger: &dyn Ledger, which: ChainFilter, order: ChainOrder) -> Result<Steered> {
     let count = ledger.order_chains(which.clone(), order).await?;
     if let (Some(kind), Some(key), 0) = (&which.kind, &which.key, count) {
@@ -82,7 +83,7 @@ pub async fn steer(config: &Config, ledger: &dyn Ledger, which: ChainFilter, ord
 }
 
 /// Why an order for the chain `kind key`, and no chain of other owners than `owner`, changed nothing (pure). `found` is
-/// its state and its owner.
+/// the chain's state and its owner.
 fn why_not_steered(
     (kind, key): (&str, &str),
     found: Option<(ChainState, Option<&str>)>,
@@ -93,7 +94,7 @@ fn why_not_steered(
         ChainOrder::Pause => "active",
         ChainOrder::Resume => "paused",
         ChainOrder::Retire => "living",
-        // Where nothing has to be recovered, nothing is wrong.
+        // A chain that needs no recovery is no error.
         ChainOrder::Recover | ChainOrder::RecoverAll => return Ok(()),
     };
     let (state, of) = found.ok_or_else(|| no_chain(kind, key))?;
@@ -111,7 +112,7 @@ fn no_chain(kind: &str, key: &str) -> OperateError {
 #[derive(Clone, Debug)]
 pub struct Advanced {
     name: String,
-    /// Whether its message is known to be sent; else a worker's catch-up sends it.
+    /// Whether the broker has the tick's message. If not, a worker's catch-up sends it.
     pub sent: bool,
 }
 
@@ -125,7 +126,7 @@ impl fmt::Display for Advanced {
 /// Brings a chain's next tick forward to now.
 ///
 /// # Errors
-/// When there is no such chain, something stands in its way, or there is no ledger.
+/// When there is no such chain, its state does not allow it, or the ledger does not answer.
 pub async fn advance(config: &Config, connections: &Connections, kind: &str, key: &str) -> Result<Advanced> {
     config.kind(kind).map_err(OperateError::Unknown)?;
     match Rescheduler::new(config, connections).advance(kind, key).await? {
@@ -139,24 +140,26 @@ pub async fn advance(config: &Config, connections: &Connections, kind: &str, key
     }
 }
 
-/// Likewise for all chains that fit, of which there are `matching`. Answers how many were changed.
+/// Brings forward the next ticks of all chains that match, of which there are `matching`. Answers how many were
+/// changed.
 ///
 /// # Errors
-/// When there are too many, or there is no ledger.
+/// When there are too many, or the ledger does not answer.
 pub async fn advance_all(config: &Config, connections: &Connections, which: ChainFilter, matching: u64) -> Result<u64> {
-    if matching > u64::from(MOST_ADVANCED) {
+    if matching > u64::from(MAX_ADVANCED) {
         return Err(OperateError::Bad(format!(
-            "{matching} chains fit, and at most {MOST_ADVANCED} are brought forward at a time: more would only wait for \
+            "{matching} chains fit, and at most {MAX_ADVANCED} are brought forward at a time: more would only wait for \
              each other; filter further"
         )));
     }
-    Ok(Rescheduler::new(config, connections).advance_all(which, MOST_ADVANCED).await?)
+    Ok(Rescheduler::new(config, connections).advance_all(which, MAX_ADVANCED).await?)
 }
 
-/// Runs a chain one time more, now, with `payload` in place of its own. Answers that it does, in words.
+/// Runs a chain one more time, now, with `payload` in place of its own. Answers a sentence for people.
 ///
 /// # Errors
-/// When there is no such kind or chain, it may not run now, it cannot run so, or there is no ledger.
+/// When there is no such kind or chain, the chain may not run now, the options do not fit, or the ledger does not
+/// answer.
 pub async fn run(
     config: &Config,
     connections: &Connections,

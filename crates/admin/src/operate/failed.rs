@@ -1,4 +1,4 @@
-//! What has failed: parts are tried again, failures are forgotten.
+//! Verbs on failures: retry parts, forget failures.
 
 use std::fmt;
 
@@ -7,19 +7,19 @@ use roundelay_ledger::{FailureFilter, Ledger};
 
 use super::Result;
 use crate::inspect::failures::reconciles;
-use crate::inspect::words::grouped;
+use crate::inspect::format::grouped;
 
-/// How many failures fit a filter.
+/// How many failures match a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Matching {
-    /// Parts of entities: those that can be tried again.
+    /// Parts of entities: those that can be retried.
     pub parts: u64,
     /// Whole entities.
     pub wholes: u64,
 }
 
 impl Matching {
-    /// How many can be forgotten.
+    /// How many failures can be forgotten.
     pub const fn all(self) -> u64 {
         self.parts + self.wholes
     }
@@ -28,7 +28,7 @@ impl Matching {
 /// Counts failures.
 ///
 /// # Errors
-/// When there is no ledger.
+/// When the ledger does not answer.
 pub async fn count(ledger: &dyn Ledger, filter: FailureFilter) -> Result<Matching> {
     let (parts, wholes) = ledger.count_failed(filter).await?;
     Ok(Matching { parts, wholes })
@@ -46,10 +46,10 @@ pub fn plural(count: u64, what: &str) -> String {
 /// Parts that are due now.
 #[derive(Clone, Debug)]
 pub struct Retried {
-    /// How many.
+    /// How many parts.
     pub parts: u64,
     wholes: u64,
-    /// The kind that was named, where nothing feeds them back.
+    /// The kind of the filter, if nothing feeds its failed parts back.
     unfed: Option<String>,
 }
 
@@ -71,16 +71,17 @@ impl fmt::Display for Retried {
     }
 }
 
-/// Makes failed parts due now, permanent ones too, with no attempt counted any more. Whole entities stay as they are.
+/// Makes failed parts due now, with their attempts counted from 0 again; this includes permanent failures. Whole
+/// entities stay as they are.
 ///
 /// # Errors
-/// When there is no ledger.
+/// When the ledger does not answer.
 pub async fn retry(config: &Config, ledger: &dyn Ledger, filter: FailureFilter, matching: Matching) -> Result<Retried> {
     let unfed = filter.kind.clone().filter(|kind| !reconciles(config, kind));
     Ok(Retried { parts: ledger.retry_failed(filter).await?, wholes: matching.wholes, unfed })
 }
 
-/// Failures that are forgotten.
+/// How many failures are forgotten.
 #[derive(Clone, Copy, Debug)]
 pub struct Dropped(pub u64);
 
@@ -90,10 +91,10 @@ impl fmt::Display for Dropped {
     }
 }
 
-/// Forgets failures. What is under way ends as it would; a part that fails again is kept again.
+/// Forgets failures. Runs that have begun end as usual; a part that fails again is kept again.
 ///
 /// # Errors
-/// When there is no ledger.
+/// When the ledger does not answer.
 pub async fn drop(ledger: &dyn Ledger, filter: FailureFilter) -> Result<Dropped> {
     Ok(Dropped(ledger.drop_failed(filter).await?))
 }

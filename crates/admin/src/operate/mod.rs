@@ -1,9 +1,9 @@
-//! What operators do: one function for each verb. It checks names, bounds and reasons, asks the ledger or the broker,
-//! and answers what people read (`Display`) with the data behind it.
+//! The verbs of operators, one function each. It checks names, bounds and reasons, calls the ledger or the broker, and
+//! answers a sentence for people (`Display`) with the data behind it.
 //!
-//! The command line, the API and `roundelay top` are adapters: they read what was asked, call a verb, and print or
-//! serialise what it answers. So nothing here knows of any of them. Who may do what, and the audit of requests, is the
-//! API's matter (`crates/admin/src/api/gate.rs`).
+//! The command line, the API and `roundelay top` are adapters: they read the request, call a verb, and print or
+//! serialise the answer. So nothing here depends on any of them. Scopes, and the audit of requests, are the API's
+//! matter (`crates/admin/src/api/auth.rs`).
 
 pub mod chain;
 pub mod failed;
@@ -22,27 +22,26 @@ use roundelay_config::Config;
 use roundelay_ledger::{Ledger, LedgerError};
 use roundelay_model::fleet::{FleetOrder, FleetOrders, Subject};
 
-/// Why a verb did nothing. Each says what to do.
+/// Why a verb did nothing. Each message says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum OperateError {
-    /// There is nothing of that name.
+    /// Nothing has this name.
     #[error("{0}")]
     Unknown(String),
-    /// What was asked makes no sense; begins with the name of the field.
+    /// The request makes no sense; the text begins with the name of the field.
     #[error("{0}")]
     Bad(String),
-    /// It cannot be done as things stand.
+    /// The state does not allow the change.
     #[error("{0}")]
     Refused(String),
-    /// The ledger is away.
+    /// The ledger is unavailable.
     #[error(transparent)]
     Ledger(LedgerError),
-    /// The broker is away.
+    /// The broker is unavailable.
     #[error(transparent)]
     Broker(#[from] BrokerError),
 }
 
-/// What verbs answer.
 pub type Result<T> = std::result::Result<T, OperateError>;
 
 impl From<LedgerError> for OperateError {
@@ -54,18 +53,17 @@ impl From<LedgerError> for OperateError {
     }
 }
 
-/// Refuses a field of what was asked.
+/// Refuses a field of a request.
 fn bad(field: &str, wrong: impl fmt::Display) -> OperateError {
     OperateError::Bad(format!("{field}: {wrong}"))
 }
 
-/// Who gives orders, and where.
+/// Gives orders on a ledger, in the name of an actor.
 pub struct Operator<'a> {
-    /// What there is.
+    /// The configuration, which has the names of queues and throttles.
     pub config: Arc<Config>,
-    /// Keeps the orders.
     pub ledger: &'a dyn Ledger,
-    /// Who, for those who look later.
+    /// The actor, for people who read the orders later.
     pub by: String,
 }
 
@@ -75,12 +73,12 @@ impl Operator<'_> {
     }
 }
 
-/// An order that holds.
+/// An order that is in force.
 #[derive(Clone, Debug)]
 pub struct Ordered<O> {
-    /// What it comes to.
+    /// The result, in words.
     words: String,
-    /// All that is ordered of the same queue, worker or throttle.
+    /// All orders for the same queue, worker or throttle.
     pub orders: O,
 }
 
@@ -93,7 +91,7 @@ impl<O> fmt::Display for Ordered<O> {
 /// Why something is stopped, without the space around it.
 ///
 /// # Errors
-/// When it says nothing.
+/// When the reason is empty.
 pub fn reason(why: &str) -> std::result::Result<&str, &'static str> {
     match why.trim() {
         "" => Err("it needs a word for those who wonder why nothing runs"),

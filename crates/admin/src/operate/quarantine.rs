@@ -1,4 +1,4 @@
-//! Messages that cannot be used: sent to their queues once more, or forgotten.
+//! Verbs on unusable messages: send them to their queues again, or forget them.
 
 use std::collections::HashMap;
 
@@ -10,45 +10,46 @@ use utoipa::ToSchema;
 
 use super::Result;
 
-/// Messages of the broker's quarantine that are looked at at a time: they are fetched and put back.
-const MOST_FETCHED: usize = 1_000;
-/// Rows of the ledger's that are looked at at a time.
+/// How many messages of the broker's quarantine are read at a time: they are fetched and put back.
+const MAX_FETCHED: usize = 1_000;
+/// How many rows of the ledger are read at a time.
 const ROWS: u32 = 500;
 
-/// What is wanted of messages that cannot be used.
+/// What to do with unusable messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum QuarantineAction {
-    /// They are sent to the queues that they came from once more: for when the configuration was at fault. What still
-    /// cannot be used comes back. A job runs for one retry of its message only, also when one did not come to its end.
+    /// The messages are sent to the queues from which they came: useful after a mistake in the configuration. A message
+    /// that still cannot be used comes back. A job runs for one retry of its message only, also when one retry was
+    /// interrupted.
     Retry,
-    /// They are forgotten.
+    /// The messages are forgotten.
     Drop,
 }
 
-/// Which messages: those that fit all that is given.
+/// Which messages: those that match every field that is given.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct QuarantineFilter {
-    /// With this in their reason; empty: without one.
+    /// Messages whose reason contains this text; empty: messages without a reason.
     pub reason: Option<String>,
-    /// From this queue; empty: from nobody knows where.
+    /// Messages from this queue; empty: messages whose queue is unknown.
     pub from: Option<String>,
 }
 
 impl QuarantineFilter {
-    /// An empty field stands for messages that say nothing there, and never for all of them.
+    /// An empty field stands for messages that have nothing there, and never for all of them.
     fn fits(&self, from: &str, reason: &str) -> bool {
         let said = |wanted: &String| if wanted.is_empty() { reason.is_empty() } else { reason.contains(wanted) };
         self.reason.as_ref().is_none_or(said) && self.from.as_ref().is_none_or(|wanted| from == wanted)
     }
 }
 
-/// Sends messages that could not be used to their queues once more, or forgets them: all that fit a filter. Of the
-/// broker's the first 1,000 are looked at. Answers how many fit, and how many are gone, if they were not only counted.
+/// Sends unusable messages to their queues again, or forgets them: all that match a filter. Of the broker's messages,
+/// the first 1,000 are read. Answers how many match, and how many are gone if they were not only counted.
 ///
 /// # Errors
-/// When broker or ledger are away.
+/// When broker or ledger are unavailable.
 pub async fn act(
     config: &Config,
     connections: &Connections,
@@ -56,12 +57,12 @@ pub async fn act(
     filter: &QuarantineFilter,
     dry_run: bool,
 ) -> Result<(u64, Option<u64>)> {
-    // What could not be sent shows that the others cannot be either.
+    // If one message cannot be sent, the others cannot be sent either.
     let (mut matching, mut changed, mut away) = (0, 0, false);
-    // What was set aside twice shares the fate of the first.
+    // A message that was put there twice has the same result as the first copy.
     let mut gone_before = HashMap::new();
     let queue = config.topology().names.quarantine();
-    for shelved in connections.broker.peek(&queue, MOST_FETCHED).await? {
+    for shelved in connections.broker.peek(&queue, MAX_FETCHED).await? {
         if !filter.fits(&shelved.from, &shelved.reason) {
             shelved.put_back().await;
             continue;

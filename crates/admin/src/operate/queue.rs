@@ -1,34 +1,34 @@
-//! Platform queues: stopped, let go on, widened and narrowed while workers run.
+//! Verbs on platform queues while workers run: pause, resume, set the concurrency.
 
 use roundelay_model::fleet::{FleetOrder, FleetOrders, Subject};
 
 use super::{OperateError, Operator, Ordered, Result, bad, reason};
 
-/// The most jobs of a queue that a worker may run at the same time, as the configuration has it, too.
-const MOST_PLACES: usize = 65_535;
+/// The most jobs of a queue that a worker may run at the same time; the configuration has the same bound.
+const MAX_CONCURRENCY: usize = 65_535;
 
-/// Lets workers take nothing more from a queue. What runs finishes; the rest waits on the broker.
+/// Pauses a queue: workers take no more jobs from it. What runs finishes; the rest waits on the broker.
 ///
 /// # Errors
-/// When there is no such queue, no reason, or no ledger.
+/// When there is no such queue, the reason is empty, or the ledger does not answer.
 pub async fn pause(operator: &Operator<'_>, queue: &str, why: &str) -> Result<Ordered<FleetOrders>> {
     let why = reason(why).map_err(|wrong| bad("why", wrong))?.to_owned();
     let words = format!("{queue} is paused: workers take nothing more within two seconds, and what runs finishes");
     order(operator, queue, FleetOrder::Close { why }, words).await
 }
 
-/// Lets workers take from a queue again.
+/// Lets workers take jobs from a queue again.
 ///
 /// # Errors
-/// When there is no such queue, or no ledger.
+/// When there is no such queue, or the ledger does not answer.
 pub async fn resume(operator: &Operator<'_>, queue: &str) -> Result<Ordered<FleetOrders>> {
     order(operator, queue, FleetOrder::Open, format!("{queue} goes on within two seconds")).await
 }
 
-/// Sets how many jobs of a queue each worker runs at the same time; without a number, as many as are configured.
+/// Sets how many jobs of a queue each worker runs at the same time; `None` restores the configured number.
 ///
 /// # Errors
-/// When there is no such queue, the number is out of range, or there is no ledger.
+/// When there is no such queue, the number is out of range, or the ledger does not answer.
 pub async fn concurrency(operator: &Operator<'_>, queue: &str, places: Option<usize>) -> Result<Ordered<FleetOrders>> {
     check_places(places).map_err(|wrong| bad("concurrency", wrong))?;
     let words = match places {
@@ -40,8 +40,8 @@ pub async fn concurrency(operator: &Operator<'_>, queue: &str, places: Option<us
 
 fn check_places(places: Option<usize>) -> std::result::Result<(), String> {
     match places {
-        Some(places) if places == 0 || places > MOST_PLACES => {
-            Err(format!("from 1 to {MOST_PLACES} is possible; to let nothing run, pause the queue"))
+        Some(places) if places == 0 || places > MAX_CONCURRENCY => {
+            Err(format!("from 1 to {MAX_CONCURRENCY} is possible; to let nothing run, pause the queue"))
         }
         _ => Ok(()),
     }

@@ -1,4 +1,4 @@
-//! A chain's own schedule: given, or taken away, at once.
+//! The verb on a chain's own schedule: set or remove it, with effect at once.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use tokio::time::{Instant, sleep};
 use super::chain::one;
 use super::{OperateError, Result};
 
-/// Between two looks at a chain that runs.
+/// The time between two looks at a chain that runs.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// A chain whose next tick comes by a new schedule.
+/// A chain whose next tick is due by a new schedule.
 #[derive(Clone, Debug)]
 pub struct Scheduled {
     name: String,
-    /// By which.
+    /// The new schedule.
     pub schedule: Schedule,
-    /// Whether it is the chain's own, and not its kind's.
+    /// Whether the schedule is the chain's own, and not its kind's.
     pub own: bool,
-    /// When the next tick, or the next attempt at one that has begun, is due.
+    /// When the next tick is due, or the next attempt at a tick that has begun.
     pub due: At,
     then: String,
 }
@@ -38,11 +38,12 @@ impl fmt::Display for Scheduled {
     }
 }
 
-/// Gives a chain a schedule of its own, in the words of [`OwnSchedule::from_words`], or its kind's again, and moves its
-/// next tick to where that has it. A run that has begun ends first; for so long it is waited for.
+/// Gives a chain a schedule of its own, in the words of [`OwnSchedule::from_words`], or its kind's schedule again, and
+/// moves its next tick to where that schedule has it. A run that has begun ends first; the call waits for it, for a
+/// bounded time.
 ///
 /// # Errors
-/// When there is no such chain or schedule, the run does not end in time, or there is no ledger.
+/// When there is no such chain, the schedule is invalid, the run does not end in time, or the ledger does not answer.
 pub async fn set(
     config: &Config,
     connections: &Connections,
@@ -78,8 +79,8 @@ pub async fn set(
     Ok(Scheduled { name: format!("{kind} {key}"), schedule, own: own.is_some(), due, then })
 }
 
-/// Moves the next tick, once it can be. Answers when it is due, and what came of that, in words; nothing when the chain
-/// still runs after `wait`.
+/// Moves the next tick, as soon as that is possible. Answers when it is due, and the result in words; nothing when the
+/// chain still runs after `wait`.
 async fn follow(
     config: &Config,
     connections: &Connections,

@@ -1,4 +1,4 @@
-//! Throttles: held, released, and given other limits while workers run.
+//! Verbs on throttles while workers run: hold, release, set limits, reset limits.
 
 use std::time::Duration;
 
@@ -12,22 +12,22 @@ use roundelay_model::pacing::{ThrottleScope, ThrottleSettings};
 use super::{OperateError, Operator, Ordered, Result, bad, reason};
 use crate::inspect::throttles::look;
 
-/// Limits in place of the configured ones. What is left out stays as it is in force; of a burst that would be more than
-/// `allow`, as much as that.
+/// Limits in place of the configured ones. A field that is left out keeps the value in force; a burst that would exceed
+/// `allow` becomes `allow`.
 #[derive(Clone, Copy, Debug)]
 pub struct NewLimits {
-    /// So many starts in each window.
+    /// How many starts each window allows.
     pub allow: u32,
     /// The length of the window.
     pub per: Option<Duration>,
-    /// So many of them may follow each other at once after a pause.
+    /// How many starts may follow each other at once after a pause.
     pub burst: Option<u32>,
 }
 
-/// Sets other limits than the configured ones. Further windows (`also`) hold as configured.
+/// Sets limits in place of the configured ones. Additional windows (`also`) stay as configured.
 ///
 /// # Errors
-/// When there is no such throttle, nothing could start by these limits, or there is no ledger.
+/// When there is no such throttle, the limits allow no start, or the ledger does not answer.
 pub async fn set(operator: &Operator<'_>, name: &str, limits: NewLimits) -> Result<Ordered<Orders>> {
     let settings = settings(operator, name)?;
     let before = operator.ledger.throttle_orders().await?.remove(name).unwrap_or_default();
@@ -43,20 +43,20 @@ pub async fn set(operator: &Operator<'_>, name: &str, limits: NewLimits) -> Resu
     Ok(Ordered { words: format!("{name}: {}; {when}", in_words(settings, &orders)), orders })
 }
 
-/// Goes back to the configured limits.
+/// Restores the configured limits.
 ///
 /// # Errors
-/// When there is no such throttle, or no ledger.
+/// When there is no such throttle, or the ledger does not answer.
 pub async fn reset(operator: &Operator<'_>, name: &str) -> Result<Ordered<Orders>> {
     let settings = settings(operator, name)?;
     let orders = order(operator, name, ThrottleOrder::Reset).await?;
     Ok(Ordered { words: format!("{name}: {}", in_words(settings, &orders)), orders })
 }
 
-/// Lets nothing start for a while. What runs finishes.
+/// Holds a throttle: nothing starts for a while. What runs finishes.
 ///
 /// # Errors
-/// When there is no such throttle, no reason, the time is out of range, or there is no ledger.
+/// When there is no such throttle, the reason is empty, the time is out of range, or the ledger does not answer.
 pub async fn hold(operator: &Operator<'_>, name: &str, span: Duration, why: &str) -> Result<Ordered<Orders>> {
     settings(operator, name)?;
     let why = reason(why).map_err(|wrong| bad("why", wrong))?.to_owned();
@@ -66,18 +66,18 @@ pub async fn hold(operator: &Operator<'_>, name: &str, span: Duration, why: &str
     Ok(Ordered { words: format!("{name}: nothing starts until {until}; what runs finishes"), orders })
 }
 
-/// Whether a throttle can be held for so long.
+/// Whether a throttle can be held for this time.
 ///
 /// # Errors
-/// Says what is possible.
+/// The bounds of the time.
 pub fn check_span(span: Duration) -> std::result::Result<(), &'static str> {
     if span < Duration::from_millis(1) || span > MAX_ORDER_SPAN { Err("from 1ms to 366d is possible") } else { Ok(()) }
 }
 
-/// Ends a hold, an operator's as well as one that an upstream has asked for. It reopens gently.
+/// Ends a hold, of an operator or of an upstream. The throttle reopens with a slow start.
 ///
 /// # Errors
-/// When there is no such throttle, or no ledger.
+/// When there is no such throttle, or the ledger does not answer.
 pub async fn release(operator: &Operator<'_>, name: &str) -> Result<Ordered<Orders>> {
     settings(operator, name)?;
     let orders = order(operator, name, ThrottleOrder::Release).await?;

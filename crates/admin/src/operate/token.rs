@@ -1,4 +1,4 @@
-//! Tokens for the API: created and revoked.
+//! Verbs on tokens of the API: create and revoke.
 
 use std::time::Duration;
 
@@ -13,30 +13,30 @@ use utoipa::ToSchema;
 
 use super::{OperateError, Result};
 
-/// What every token begins with, so that people and scanners for leaked secrets know one when they see it.
+/// The beginning of every token, by which people and scanners for leaked secrets recognise one.
 const PREFIX: &str = "rl_";
-/// Hexadecimal digits after it: 256 bits.
+/// The hexadecimal digits after the prefix: 256 bits.
 const DIGITS: usize = 64;
 /// The longest name of a token, in characters.
-const LONGEST_NAME: usize = 64;
-/// What those without a token are called.
+const MAX_NAME_CHARS: usize = 64;
+/// The name of a client without a token.
 pub const ANONYMOUS: &str = "anonymous";
 
-/// A token, without what its holder shows.
+/// A token, without its secret.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Token)]
 pub struct TokenView {
-    /// Unique, never reused.
+    /// The id of the token: unique, never reused.
     pub id: i64,
-    /// What it is called.
+    /// The name of the token.
     pub name: String,
-    /// What its holder may do.
+    /// What the token allows.
     pub scope: Scope,
-    /// Since when it exists.
+    /// When the token was created.
     pub created: At,
-    /// From then on it is worth nothing; null: never.
+    /// When the token expires; null: never.
     pub expires: Option<At>,
-    /// When it was last used, to a minute; null: never.
+    /// When the token was last used, to a minute; null: never.
     pub last_used: Option<At>,
 }
 
@@ -49,33 +49,33 @@ impl TokenView {
     }
 }
 
-/// A token that exists from now on.
+/// A new token.
 #[derive(Serialize, ToSchema)]
 pub struct TokenMade {
-    /// What its holder shows. It is told only here.
+    /// The secret that clients show. Only this answer has it.
     #[schema(example = "rl_…")]
     pub secret: String,
-    /// Everything else.
+    /// The token without its secret.
     pub token: TokenView,
 }
 
-/// What the ledger keeps of a token; nothing when it cannot be one.
+/// What the ledger keeps of a token; nothing when the text cannot be a token.
 pub fn hash(token: &str) -> Option<Hash> {
     let digits = token.strip_prefix(PREFIX)?;
     let plain = digits.len() == DIGITS && digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     plain.then(|| Sha256::digest(token.as_bytes()).into())
 }
 
-/// What its holder shows.
+/// A new secret.
 fn fresh() -> String {
     secret().iter().fold(PREFIX.to_owned(), |token, byte| token + &format!("{byte:02x}"))
 }
 
 fn check_name(name: &str) -> std::result::Result<(), String> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(plain) || name == ANONYMOUS {
+    if name.is_empty() || name.len() > MAX_NAME_CHARS || !name.chars().all(plain) || name == ANONYMOUS {
         return Err(format!(
-            "a token's name has 1 to {LONGEST_NAME} letters (without accents), digits, `-`, `_` or `.`, and is not \
+            "a token's name has 1 to {MAX_NAME_CHARS} letters (without accents), digits, `-`, `_` or `.`, and is not \
              `{ANONYMOUS}`"
         ));
     }
@@ -85,16 +85,16 @@ fn check_name(name: &str) -> std::result::Result<(), String> {
 /// All tokens, by name.
 ///
 /// # Errors
-/// When there is no ledger.
+/// When the ledger does not answer.
 pub async fn list(ledger: &dyn Ledger) -> Result<Vec<TokenView>> {
     let (tokens, calendar) = (ledger.tokens().await?, ledger.calendar());
     Ok(tokens.into_iter().map(|token| TokenView::of(token, &calendar)).collect())
 }
 
-/// Creates a token in the ledger, which `lasts` so long, or for ever.
+/// Creates a token in the ledger, valid for `lasts`, or without end.
 ///
 /// # Errors
-/// When the name cannot be or is taken, there are too many tokens, or there is no ledger.
+/// When the name is invalid or in use, there are too many tokens, or the ledger does not answer.
 pub async fn create(ledger: &dyn Ledger, name: &str, scope: Scope, lasts: Option<Duration>) -> Result<TokenMade> {
     check_name(name).map_err(OperateError::Bad)?;
     if scope == Scope::None {
@@ -114,10 +114,10 @@ pub async fn create(ledger: &dyn Ledger, name: &str, scope: Scope, lasts: Option
     }
 }
 
-/// Revokes a token: from now on it is worth nothing. Answers that, in words.
+/// Revokes a token: from now on the token is not valid. Answers a sentence for people.
 ///
 /// # Errors
-/// When there is no such token, or no ledger.
+/// When there is no such token, or the ledger does not answer.
 pub async fn revoke(ledger: &dyn Ledger, name: &str) -> Result<String> {
     match ledger.revoke_token(name.to_owned()).await? {
         true => Ok(format!("revoked the token {name}")),

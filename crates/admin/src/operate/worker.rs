@@ -1,17 +1,17 @@
-//! Workers: drained, so that they can be stopped without interrupting anything, and put to work again.
+//! Verbs on workers: drain them, so that they can be stopped without interrupting anything, and resume them.
 
 use roundelay_ledger::Ledger;
 use roundelay_model::fleet::{FleetOrder, FleetOrders, Subject};
 
 use super::{OperateError, Operator, Ordered, Result, reason};
 
-/// Why a worker is drained when nobody says why.
+/// The default reason for draining a worker.
 pub const DRAINED: &str = "it is to be drained";
 
-/// Lets a worker take nothing more. What runs finishes.
+/// Drains a worker: the worker takes no more jobs. What runs finishes.
 ///
 /// # Errors
-/// When there is no worker of that name, or no ledger.
+/// When there is no worker of that name, or the ledger does not answer.
 pub async fn drain(operator: &Operator<'_>, worker: &str, why: &str) -> Result<Ordered<FleetOrders>> {
     let why = reason(why).unwrap_or(DRAINED).to_owned();
     let words = format!("{worker} takes nothing more within two seconds, and what runs finishes");
@@ -21,16 +21,16 @@ pub async fn drain(operator: &Operator<'_>, worker: &str, why: &str) -> Result<O
 /// Lets a worker take jobs again.
 ///
 /// # Errors
-/// When there is no worker of that name, or no ledger.
+/// When there is no worker of that name, or the ledger does not answer.
 pub async fn resume(operator: &Operator<'_>, worker: &str) -> Result<Ordered<FleetOrders>> {
     let words = format!("{worker} takes jobs again within two seconds");
     operator.order_fleet(Subject::Worker(worker.into()), FleetOrder::Open, words).await
 }
 
-/// The name of the one worker whose name begins so.
+/// The full name of the one worker whose name begins with `beginning`.
 ///
 /// # Errors
-/// When there is none, or several, or no ledger.
+/// When there is none, or several, or the ledger does not answer.
 pub async fn named(ledger: &dyn Ledger, beginning: &str) -> Result<String> {
     let workers = ledger.workers().await?;
     only(beginning, workers.into_iter().map(|worker| worker.presence.worker))

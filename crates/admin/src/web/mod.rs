@@ -1,6 +1,6 @@
-//! The dashboard's files, which are part of the program.
+//! The dashboard's files, which are compiled into the program.
 //!
-//! A path is looked up in a table, so there is no way to anything else.
+//! A path is looked up in a table, so that no request can reach any other file.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::api::problem::Problem;
 
-/// Names below `assets`, with what they hold. A test sees that none is missing.
+/// Names below `assets`, with their content. A test checks that none is missing.
 macro_rules! assets {
     ($($name:literal),* $(,)?) => {
         &[$(($name, include_bytes!(concat!("assets/", $name)))),*]
@@ -52,12 +52,12 @@ const ASSETS: &[(&str, &[u8])] = assets![
 /// A file, ready to be answered.
 struct Asset {
     content_type: &'static str,
-    /// Changes with the content.
+    /// The entity tag, which changes with the content.
     tag: String,
     content: &'static [u8],
 }
 
-/// By path.
+/// The files by their path.
 static BY_PATH: LazyLock<HashMap<String, Asset>> = LazyLock::new(|| {
     let assets = ASSETS.iter().map(|(name, content)| {
         let tag = Sha256::digest(content).iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -67,7 +67,7 @@ static BY_PATH: LazyLock<HashMap<String, Asset>> = LazyLock::new(|| {
     assets.collect()
 });
 
-/// By the name's ending; a sort that is not known here is for no browser to show.
+/// The content type by the name's ending. A browser does not show an unknown type.
 fn content_type(name: &str) -> &'static str {
     match name.rsplit_once('.').map_or("", |(_, ending)| ending) {
         "html" => "text/html; charset=utf-8",
@@ -84,7 +84,7 @@ fn content_type(name: &str) -> &'static str {
     }
 }
 
-/// What a path answers, if there is a file.
+/// The answer for a path, if it has a file.
 pub fn answer(method: &Method, path: &str, headers: &HeaderMap) -> Option<Response> {
     let asset = BY_PATH.get(path)?;
     if ![Method::GET, Method::HEAD].contains(method) {
@@ -92,7 +92,8 @@ pub fn answer(method: &Method, path: &str, headers: &HeaderMap) -> Option<Respon
     }
     let known = headers.get_all(IF_NONE_MATCH).iter().filter_map(|tags| tags.to_str().ok());
     let known = known.flat_map(|tags| tags.split(',')).any(|tag| tag.trim().trim_start_matches("W/") == asset.tag);
-    // It is kept, and asked about each time: the next version of the program may have another.
+    // Browsers keep the file, and ask each time whether it has changed: the next version of the program may have
+    // another.
     let common = [(ETAG, asset.tag.as_str()), (CACHE_CONTROL, "no-cache")];
     Some(if known {
         (StatusCode::NOT_MODIFIED, common).into_response()

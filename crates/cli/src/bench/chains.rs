@@ -8,27 +8,27 @@ use roundelay_lab::bench::chains::{Comparison, Figures, Settings};
 use roundelay_lab::bench::stages::Stages;
 use roundelay_model::clock::parse_duration;
 
-use super::{Place, note};
+use super::{Target, note};
 use crate::{grouped, screen};
 
 /// Cycles per second and lateness of chains with a handler that does nothing.
 ///
-/// A cycle is: consume a message, publish its successor to a rung, see it confirmed, acknowledge. The raw loop
-/// does just that, through the client library, with no engine and no ledger. Engine and raw loop take turns, so
-/// that noise on the machine meets both. First with more chains than can be served, which shows the capacity;
-/// then with as many as make `--rate`, which shows the lateness.
+/// A cycle is: consume a message, publish its successor to a rung, wait for the confirmation, acknowledge. The raw loop
+/// does just that, through the client library, with no engine and no ledger. Engine and raw loop take turns, so that
+/// noise on the machine affects both. The first measurement has more chains than can be served, which shows the
+/// capacity; the second has as many as make `--rate`, which shows the lateness.
 #[derive(Args)]
 pub struct Chains {
     #[command(flatten)]
-    place: Place,
+    place: Target,
     /// Workers in this process, each with its own connections; the raw loop has as many.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     workers: u8,
-    /// How many chains for the capacity, 0 not to measure it; by default 60000 on the embedded broker, 20000 on
+    /// How many chains for the capacity; 0 skips that measurement. By default 60000 on the embedded broker, 20000 on
     /// RabbitMQ.
     #[arg(long)]
     chains: Option<usize>,
-    /// Cycles per second for the lateness; 0 not to measure it.
+    /// Cycles per second for the lateness; 0 skips that measurement.
     #[arg(long, default_value_t = 1_000)]
     rate: u32,
     /// The delay of each cycle.
@@ -37,10 +37,10 @@ pub struct Chains {
     /// How long to measure, engine and raw loop each, for each of the two.
     #[arg(long = "for", value_name = "DURATION", default_value = "20s", value_parser = parse_duration)]
     length: Duration,
-    /// Into how many turns that is divided.
+    /// How many turns engine and raw loop take within that time.
     #[arg(long, default_value_t = 4)]
     turns: u32,
-    /// Messages that a worker has in work at the same time.
+    /// How many messages a worker processes at the same time.
     #[arg(long, default_value_t = 512)]
     concurrency: u16,
     /// Print a JSON object.

@@ -10,10 +10,10 @@ use roundelay_model::clock::parse_duration;
 use super::note;
 use crate::{grouped, screen};
 
-/// How flat a fleet's starts are: the busiest second by the mean.
+/// How flat a fleet's starts are: the busiest second divided by the mean one.
 ///
-/// In virtual time, with the real engine: chains whose first ticks are spread over the interval, chains that begin
-/// all at once, and chains whose workers were away for two intervals.
+/// In virtual time, with the real engine: chains whose first ticks are spread over the interval, chains that begin all
+/// at once, and chains whose workers were away for two intervals.
 #[derive(Args)]
 pub struct Flat {
     /// How many chains.
@@ -25,16 +25,16 @@ pub struct Flat {
     /// Its jitter, to either side.
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = parse_duration)]
     jitter: Duration,
-    /// How long they run before it is measured.
+    /// How long the chains run before the measurement begins.
     #[arg(long, value_name = "DURATION", default_value = "15m", value_parser = parse_duration)]
     settle: Duration,
     /// How long to measure.
     #[arg(long = "for", value_name = "DURATION", default_value = "10m", value_parser = parse_duration)]
     length: Duration,
-    /// Workers that share them.
+    /// How many workers share them.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100))]
     workers: u8,
-    /// Decides all dice.
+    /// The seed of all random choices.
     #[arg(long, default_value_t = 11)]
     seed: u64,
     /// Print a JSON array.

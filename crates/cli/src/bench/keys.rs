@@ -4,21 +4,21 @@ use clap::Args;
 use roundelay_lab::bench::keys;
 use roundelay_lab::bench::keys::Settings;
 
-use super::{Place, note, steps};
+use super::{Target, note, steps};
 use crate::{grouped, screen};
 
-/// What a throttle with very many keys costs: memory, room in the ledger, time.
+/// The cost of a throttle with very many keys: memory, space in the ledger, time.
 ///
-/// Each key may start once per second, has one chain, and is used once. Then all are forgotten, as a
-/// chore of the workers does with keys that are as good as new.
+/// Each key may start once per second, has one chain, and is used once. Then all keys are forgotten, as a chore of the
+/// workers does with keys that are fully refilled.
 #[derive(Args)]
 pub struct Keys {
     #[command(flatten)]
-    place: Place,
+    place: Target,
     /// How many keys.
     #[arg(long, default_value_t = 100_000)]
     keys: usize,
-    /// Messages in work at the same time.
+    /// How many messages are processed at the same time.
     #[arg(long, default_value_t = 512)]
     concurrency: u16,
     /// Print a JSON object.

@@ -7,21 +7,21 @@ use roundelay_lab::bench::ladder;
 use roundelay_lab::bench::ladder::Settings;
 use roundelay_model::clock::{parse_duration, short_duration};
 
-use super::{Place, note};
+use super::{Target, note};
 use crate::screen;
 
 /// Delays from 10 ms to a day: how many rungs each takes, and how late it ends.
 ///
-/// On the embedded broker time is virtual, and all are measured. On RabbitMQ those are that `--longest` allows for;
-/// of the others only the rungs are told.
+/// On the embedded broker time is virtual, and all delays are measured. On RabbitMQ only those up to `--longest` are
+/// measured; for the others only the rungs are printed.
 #[derive(Args)]
 pub struct Ladder {
     #[command(flatten)]
-    place: Place,
+    place: Target,
     /// How many messages for each delay.
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..))]
     messages: u16,
-    /// On RabbitMQ, the longest delay that is waited for.
+    /// On RabbitMQ, the longest delay to measure.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     longest: Duration,
     /// Print a JSON array.

@@ -36,12 +36,12 @@ enum Command {
     Ladder(ladder::Ladder),
 }
 
-/// More chains than a broker can serve at a delay of a second: an embedded one, and RabbitMQ.
-const MORE_THAN_ENOUGH: [usize; 2] = [60_000, 20_000];
+/// More chains than a broker can serve at a delay of a second: the embedded one, and RabbitMQ.
+const DEFAULT_CHAINS: [usize; 2] = [60_000, 20_000];
 
-/// Where it is measured.
+/// Broker and ledger of a measurement.
 #[derive(Args)]
-struct Place {
+struct Target {
     /// `embedded` or amqp://user:password@host:port/vhost.
     #[arg(long, value_name = "URL", default_value = "embedded")]
     broker: String,
@@ -52,7 +52,7 @@ struct Place {
 
 impl Bench {
     pub async fn run(self) -> anyhow::Result<()> {
-        // What is printed meanwhile goes above it.
+        // Lines that are printed meanwhile go above it.
         let _waits = waiting("measuring");
         match self.command {
             Command::Chains(bench) => bench.run().await,
@@ -61,20 +61,20 @@ impl Bench {
             Command::Keys(bench) => bench.run().await,
             Command::Parked(bench) => bench.run().await,
             Command::Restart(bench) => bench.run().await,
-            // It has runtimes of its own.
+            // The measurement has runtimes of its own.
             Command::Flat(bench) => tokio::task::block_in_place(|| bench.run()),
             Command::Ladder(bench) => bench.run().await,
         }
     }
 }
 
-/// A ledger to measure on; when it was made for that, it goes with this.
+/// The ledger of a measurement; a temporary one is removed with this value.
 struct Ledger {
     url: String,
     folder: Option<PathBuf>,
 }
 
-impl Place {
+impl Target {
     fn ledger(&self) -> anyhow::Result<Ledger> {
         if let Some(url) = &self.ledger {
             return Ok(Ledger { url: url.clone(), folder: None });
@@ -84,9 +84,9 @@ impl Place {
         Ok(Ledger { url: format!("sqlite://{}/ledger.db", folder.display()), folder: Some(folder) })
     }
 
-    /// See [`MORE_THAN_ENOUGH`].
+    /// See [`DEFAULT_CHAINS`].
     fn enough(&self) -> usize {
-        let [embedded, rabbit] = MORE_THAN_ENOUGH;
+        let [embedded, rabbit] = DEFAULT_CHAINS;
         if self.broker == "embedded" { embedded } else { rabbit }
     }
 }
@@ -99,12 +99,12 @@ impl Drop for Ledger {
     }
 }
 
-/// What is going on, for people who wait.
+/// Prints progress for people who wait.
 fn note(text: &str) {
     screen::note(format_args!("{text}"));
 }
 
-/// Figures for one moment after the other.
+/// Figures of moments, one after the other.
 fn steps(figures: &[f64]) -> String {
     figures.iter().map(|figure| format!("{figure} MiB")).collect::<Vec<_>>().join(", then ")
 }

@@ -8,26 +8,26 @@ use roundelay_lab::bench::parked;
 use roundelay_lab::bench::parked::Settings;
 use roundelay_model::clock::parse_duration;
 
-use super::{Place, note, steps};
+use super::{Target, note, steps};
 use crate::{grouped, screen};
 
-/// What chains cost while they sleep: CPU and memory of a worker, and what it asks of the ledger.
+/// The cost of sleeping chains: CPU and memory of a worker, and its queries to the ledger.
 ///
 /// All chains are due in 20 days. The worker is an ordinary one, chores included.
 #[derive(Args)]
 pub struct Parked {
     #[command(flatten)]
-    place: Place,
+    place: Target,
     /// The base URL of RabbitMQ's management API, with user and password, for the broker's memory.
     #[arg(long, value_name = "URL", env = "RABBITMQ_MANAGEMENT_URL", hide_env_values = true)]
     management: Option<String>,
-    /// The broker's data directory, if it is on this machine, for the disk it takes.
+    /// The broker's data directory, if it is on this machine, for the broker's disk use.
     #[arg(long, value_name = "FOLDER")]
     broker_data: Option<PathBuf>,
     /// How many chains.
     #[arg(long, default_value_t = 100_000)]
     chains: usize,
-    /// How long what enrolling has left to be done may take, before it is measured.
+    /// How long to wait after enrolling, before the measurement begins.
     #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = parse_duration)]
     settle: Duration,
     /// How long to measure.

@@ -7,27 +7,27 @@ use roundelay_lab::bench::restart;
 use roundelay_lab::bench::restart::Settings;
 use roundelay_model::clock::parse_duration;
 
-use super::{Place, note};
+use super::{Target, note};
 use crate::{grouped, screen};
 
 /// A start when all chains are overdue and the broker has no message of them.
 ///
-/// As after a broker was lost, or a long time without workers on the embedded one: how soon the first tick begins,
-/// how even the rest are, and what it takes.
+/// The situation after a broker was lost, or after a long time without workers on the embedded one: how soon the first
+/// tick begins, how even the rest are, and what it costs.
 #[derive(Args)]
 pub struct Restart {
     #[command(flatten)]
-    place: Place,
+    place: Target,
     /// How many chains.
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..))]
     chains: u32,
-    /// `catch_up.spread`: over how long they are spread at most.
+    /// `catch_up.spread`: the longest time over which they are spread.
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = parse_duration)]
     spread: Duration,
     /// Workers that start at the same time; on the embedded broker they share it.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     workers: u8,
-    /// Messages that a worker has in work at the same time.
+    /// How many messages a worker processes at the same time.
     #[arg(long, default_value_t = 512)]
     concurrency: u16,
     /// Print a JSON object.

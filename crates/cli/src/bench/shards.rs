@@ -8,25 +8,25 @@ use roundelay_lab::bench::shards;
 use roundelay_lab::bench::shards::{MAX_QUEUES, Settings};
 use roundelay_model::clock::{parse_duration, short_duration};
 
-use super::{Place, note};
+use super::{Target, note};
 use crate::table::{Column, Table};
 use crate::{grouped, screen};
 
-/// What several platform queues and several rungs carry that one of each does not.
+/// The gain from several platform queues and several rungs.
 ///
 /// Chains with a handler that does nothing, more than can be served, on each number of platform queues and with each
-/// jitter: an interval without jitter has one rung, and one with jitter up to 16. Each is measured with the engine
-/// and with the raw loop of `bench chains`, with the same chains and as much in work in all; all take turns, so that
-/// noise on the machine meets all of them.
+/// jitter: an interval without jitter has one rung, and one with jitter up to 16. Each is measured with the engine and
+/// with the raw loop of `bench chains`, with the same chains and the same number of messages in work overall; all take
+/// turns, so that noise on the machine affects all of them.
 #[derive(Args)]
 pub struct Shards {
     #[command(flatten)]
-    place: Place,
-    /// How many platform queues share the chains; the first is what the others are compared with.
+    place: Target,
+    /// How many platform queues share the chains; the first number is the baseline.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4")]
     #[arg(value_parser = clap::value_parser!(u8).range(1..=MAX_QUEUES as i64))]
     queues: Vec<u8>,
-    /// The jitter of the delay, to either side; likewise.
+    /// The jitter of the delay, to either side; the first one is the baseline.
     #[arg(long, value_name = "DURATION", value_delimiter = ',', default_value = "0ms,8ms", value_parser = parse_duration)]
     jitters: Vec<Duration>,
     /// How many chains; by default 60000 on the embedded broker, 20000 on RabbitMQ.
@@ -38,10 +38,10 @@ pub struct Shards {
     /// How long to measure, engine and raw loop each, for each number of queues with each jitter.
     #[arg(long = "for", value_name = "DURATION", default_value = "20s", value_parser = parse_duration)]
     length: Duration,
-    /// Into how many turns that is divided.
+    /// How many turns all take within that time.
     #[arg(long, default_value_t = 4)]
     turns: u32,
-    /// Messages in work at the same time, on all queues together.
+    /// How many messages are processed at the same time, on all queues together.
     #[arg(long, default_value_t = 512)]
     concurrency: u16,
     /// Print a JSON object.
@@ -102,13 +102,13 @@ impl Shards {
     }
 }
 
-/// What this process takes for a cycle.
+/// The cost of a cycle in this process.
 fn here(figures: &Figures) -> String {
     let threads = figures.cpu_us.iter().filter(|(name, _)| *name != "elsewhere");
     format!("{:.0} µs", threads.map(|(_, micros)| micros).sum::<f64>())
 }
 
-/// What everything else takes; nothing where the system does not say.
+/// The cost of a cycle outside this process; nothing if the system does not report it.
 fn elsewhere(figures: &Figures) -> String {
     figures.cpu_us.get("elsewhere").map_or_else(String::new, |micros| format!("{micros:.0} µs"))
 }

@@ -7,39 +7,38 @@ use roundelay_lab::bench::throttles;
 use roundelay_lab::bench::throttles::{Report, Settings};
 use roundelay_model::clock::{parse_duration, short_duration};
 
-use super::{Place, note};
+use super::{Target, note};
 use crate::{grouped, screen};
 
 /// How much of a throttle is used by chains that always have more to do, and whether ever too much.
 ///
-/// Handlers do nothing but note when they started. Every window of the throttle's length over these
-/// times is looked at, wherever it begins; `over` counts starts that were one too many. About 97 % is
-/// the most that can be used: a start may be a little late (a 32nd of the window, at most a second),
-/// so slots are spread over the window and that.
+/// Handlers do nothing but record when they started. Every window of the throttle's length over these times is checked,
+/// wherever it begins; `over` counts starts that were one too many. About 97 % is the most that can be used: a start
+/// may be a little late (a 32nd of the window, at most a second), so slots are spread over the window and that.
 #[derive(Args)]
 pub struct Throttles {
     #[command(flatten)]
-    place: Place,
-    /// Starts that the throttle allows in each window; a measurement for each.
+    place: Target,
+    /// Starts that the throttle allows in each window; one measurement for each number.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "500,5000")]
     rates: Vec<u32>,
-    /// The window.
+    /// The length of the window.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_duration)]
     per: Duration,
-    /// How many workers share it, all in this process.
+    /// How many workers share the throttle, all in this process.
     #[arg(long, default_value_t = 1)]
     workers: usize,
     /// How many chains. By default four times as many as may start in a second.
     #[arg(long)]
     chains: Option<usize>,
-    /// How long to measure each.
+    /// How long each measurement takes.
     #[arg(long = "for", value_name = "DURATION", default_value = "20s", value_parser = parse_duration)]
     length: Duration,
-    /// Also measures each with the workers' own last gates and without them, so many turns of both, and prints the
+    /// Also measure each with the workers' own last gates and without them, this many turns of both, and print the
     /// ratios. A queue without throttle has no gate, so `bench chains` never passes one.
     #[arg(long, value_name = "TURNS", default_value_t = 0)]
     gate_turns: u32,
-    /// Messages in work at the same time, in each worker. By default what the throttle has use for.
+    /// How many messages each worker processes at the same time. By default what the throttle needs.
     #[arg(long)]
     concurrency: Option<u16>,
     /// Print a JSON array.

@@ -1,5 +1,4 @@
-//! Asks what the screen wants to know, and gives the orders that were meant: what commands and the API do, by the
-//! same functions.
+//! Runs the queries of the screen, and gives the confirmed orders, by the functions that commands and the API use.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +6,7 @@ use std::time::Duration;
 use anyhow::Error;
 use roundelay_admin::api::Api;
 use roundelay_admin::inspect::chain::{AttemptReport, look};
-use roundelay_admin::inspect::chains::{ChainRow, Sought, State as Doing};
+use roundelay_admin::inspect::chains::{ChainRow, ChainSearch, State as Doing};
 use roundelay_admin::inspect::{chains, throttles};
 use roundelay_admin::operate;
 use roundelay_admin::operate::chain::Steered;
@@ -20,44 +19,43 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::order::{Deed, Order};
-use super::state::{Answer, Input, Row, Show, Wanted};
+use super::order::{Action, Order};
+use super::state::{Input, Query, QueryAnswer, Row, Show};
 
-/// How long anybody may take to answer.
+/// How long ledger or broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long the broker's connection may take to close.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// Rows that are asked for.
+/// How many rows are queried.
 const ROWS: u32 = 200;
-/// Runs of a chain that are asked for.
+/// How many runs of a chain are queried.
 const RUNS: u32 = 20;
 
-/// What is asked, by whom, and where the answers go.
-pub struct Asker {
-    /// The workers' configuration.
+/// The poller of the screen's data.
+pub struct Poller {
     pub config: Config,
-    /// How often.
+    /// How often the ledger is asked.
     pub every: Duration,
-    /// What the screen wants at the moment.
-    pub wanted: watch::Receiver<Wanted>,
-    /// Orders that were meant.
+    /// The query that the screen needs at the moment.
+    pub query: watch::Receiver<Query>,
+    /// Confirmed orders.
     pub orders: mpsc::UnboundedReceiver<Order>,
-    /// Who gives them.
+    /// Who gives the orders.
     pub by: String,
     /// Where the answers go.
     pub to: mpsc::UnboundedSender<Input>,
 }
 
-impl Asker {
-    /// Asks until `stop`.
+impl Poller {
+    /// Polls until `stop`.
     pub async fn run(self, stop: CancellationToken) {
-        let Self { config, every, wanted, orders, by, to } = self;
+        let Self { config, every, query, orders, by, to } = self;
         let Some(Some(api)) = stop.run_until_cancelled(open(&config, every, &to)).await else { return };
         let work = async {
             tokio::join!(
-                api.keep_board(every),
+                api.keep_status_cache(every),
                 tell_facts(&api, &to),
-                answer_all(&api, every, wanted, &to),
+                answer_all(&api, every, query, &to),
                 give_all(&api, orders, &by, &to),
             )
         };
@@ -66,7 +64,7 @@ impl Asker {
     }
 }
 
-/// Opens the ledger, again and again while it is away; nothing when nobody wants to hear of it any more.
+/// Opens the ledger, again and again while it is unavailable; nothing when the receiver of `to` has gone.
 async fn open(config: &Config, every: Duration, to: &mpsc::UnboundedSender<Input>) -> Option<Arc<Api>> {
     loop {
         let why = match timeout(PATIENCE, Api::open(config.clone())).await {
@@ -84,7 +82,7 @@ fn late() -> String {
 }
 
 async fn tell_facts(api: &Api, to: &mpsc::UnboundedSender<Input>) {
-    let mut changes = api.board().changes();
+    let mut changes = api.status_cache().changes();
     while changes.changed().await.is_ok() {
         let facts = changes.borrow_and_update().clone();
         if to.send(Input::Facts(facts)).is_err() {
@@ -93,14 +91,9 @@ async fn tell_facts(api: &Api, to: &mpsc::UnboundedSender<Input>) {
     }
 }
 
-async fn answer_all(
-    api: &Api,
-    every: Duration,
-    mut wanted: watch::Receiver<Wanted>,
-    to: &mpsc::UnboundedSender<Input>,
-) {
+async fn answer_all(api: &Api, every: Duration, mut query: watch::Receiver<Query>, to: &mpsc::UnboundedSender<Input>) {
     loop {
-        let now = wanted.borrow_and_update().clone();
+        let now = query.borrow_and_update().clone();
         let answer = async {
             match timeout(PATIENCE, answer(api, &now)).await {
                 Ok(answer) => answer.transpose(),
@@ -110,31 +103,31 @@ async fn answer_all(
         tokio::select! {
             answer = answer => {
                 if let Some(answer) = answer {
-                    let _ = to.send(Input::Answer(now, answer.map_err(|error| error.to_string())));
+                    let _ = to.send(Input::QueryAnswer(now, answer.map_err(|error| error.to_string())));
                 }
             }
-            // What nobody looks at any more need not be answered.
-            changed = wanted.changed() => match changed {
-                Ok(()) => { wanted.mark_changed(); continue }
+            // If the screen needs another query, this answer is not needed any more.
+            changed = query.changed() => match changed {
+                Ok(()) => { query.mark_changed(); continue }
                 Err(_) => return,
             }
         }
         tokio::select! {
             () = sleep(every) => {}
-            changed = wanted.changed() => match changed {
-                Ok(()) => wanted.mark_changed(),
+            changed = query.changed() => match changed {
+                Ok(()) => query.mark_changed(),
                 Err(_) => return,
             }
         }
     }
 }
 
-async fn answer(api: &Api, wanted: &Wanted) -> anyhow::Result<Option<Answer>> {
+async fn answer(api: &Api, query: &Query) -> anyhow::Result<Option<QueryAnswer>> {
     let (config, ledger) = (api.config(), api.ledger());
-    Ok(match wanted {
-        Wanted::Nothing => None,
-        Wanted::Throttles => Some(Answer::Throttles(throttles::all(&config, ledger).await?)),
-        Wanted::Chains(Show::Late) => {
+    Ok(match query {
+        Query::Nothing => None,
+        Query::Throttles => Some(QueryAnswer::Throttles(throttles::all(&config, ledger).await?)),
+        Query::Chains(Show::Late) => {
             let (now, calendar) = (ledger.now(), ledger.calendar());
             let late = ledger.late(now - config.catch_up.slack, ROWS).await?;
             let more = late.len() >= ROWS as usize;
@@ -156,15 +149,16 @@ async fn answer(api: &Api, wanted: &Wanted) -> anyhow::Result<Option<Answer>> {
                 key: hint.key,
                 queue: hint.queue,
             });
-            Some(Answer::Chains(rows.chain(slept).collect(), more))
+            Some(QueryAnswer::Chains(rows.chain(slept).collect(), more))
         }
-        Wanted::Chains(show) => {
+        Query::Chains(show) => {
             let state = match show {
                 Show::Paused => Some(Doing::Paused),
                 Show::Running => Some(Doing::Running),
                 Show::Late | Show::All => None,
             };
-            let found = chains::page(&Sought { state, ..Sought::default() }, None, ROWS, &config, ledger).await?;
+            let found =
+                chains::page(&ChainSearch { state, ..ChainSearch::default() }, None, ROWS, &config, ledger).await?;
             let row = |ChainRow { kind, key, queue, doing, due, lag_ms, .. }| Row {
                 late: (lag_ms > 0).then(|| Duration::from_millis(lag_ms)),
                 due: due.shown(),
@@ -173,46 +167,46 @@ async fn answer(api: &Api, wanted: &Wanted) -> anyhow::Result<Option<Answer>> {
                 queue,
                 doing,
             };
-            Some(Answer::Chains(found.found.into_iter().map(row).collect(), found.after.is_some()))
+            Some(QueryAnswer::Chains(found.found.into_iter().map(row).collect(), found.after.is_some()))
         }
-        Wanted::Chain(kind, key) => {
-            let facts = api.board().facts();
+        Query::Chain(kind, key) => {
+            let facts = api.status_cache().facts();
             let entity = look(kind, key, RUNS, &config, ledger, &facts.asked).await?;
-            Some(Answer::Chain(Box::new(entity)))
+            Some(QueryAnswer::Chain(Box::new(entity)))
         }
-        Wanted::Runs(verdict) => {
+        Query::Runs(verdict) => {
             let filter = RunFilter { verdict: verdict.map(str::to_owned), kind: None };
             let (found, calendar) = (ledger.runs(filter, None, ROWS, EFFORT).await?, ledger.calendar());
-            Some(Answer::Runs(found.found.into_iter().map(|one| AttemptReport::named(one, &calendar)).collect()))
+            Some(QueryAnswer::Runs(found.found.into_iter().map(|one| AttemptReport::named(one, &calendar)).collect()))
         }
     })
 }
 
 async fn give_all(api: &Api, mut orders: mpsc::UnboundedReceiver<Order>, by: &str, to: &mpsc::UnboundedSender<Input>) {
     while let Some(order) = orders.recv().await {
-        let became = match timeout(PATIENCE, give(api, order, by)).await {
+        let became = match timeout(PATIENCE, execute(api, order, by)).await {
             Ok(became) => became.map_err(|error| format!("{error:#}")),
             Err(_) => Err(format!("{}; it is not known whether it holds", late())),
         };
         let _ = to.send(Input::Given(became));
     }
-    // Whoever joins this with what goes on for ever is ended from outside.
+    // The caller joins this with tasks that never end, and cancels all from outside.
     std::future::pending::<()>().await;
 }
 
-/// Gives an order; answers what it comes to.
-async fn give(api: &Api, Order { deed, span, why }: Order, by: &str) -> anyhow::Result<String> {
+/// Gives an order; answers its result in words.
+async fn execute(api: &Api, Order { action, span, why }: Order, by: &str) -> anyhow::Result<String> {
     let operator = Operator { config: api.config(), ledger: api.ledger(), by: by.to_owned() };
-    Ok(match deed {
-        Deed::PauseQueue(queue) => queue::pause(&operator, &queue, &why).await?.to_string(),
-        Deed::ResumeQueue(queue) => queue::resume(&operator, &queue).await?.to_string(),
-        Deed::Hold(throttle) => throttle::hold(&operator, &throttle, span, &why).await?.to_string(),
-        Deed::Release(throttle) => throttle::release(&operator, &throttle).await?.to_string(),
-        Deed::Drain(worker) => worker::drain(&operator, &worker, &why).await?.to_string(),
-        Deed::ResumeWorker(worker) => worker::resume(&operator, &worker).await?.to_string(),
-        Deed::PauseChain(kind, key) => steer(&operator, &kind, &key, ChainOrder::Pause).await?.to_string(),
-        Deed::ResumeChain(kind, key) => steer(&operator, &kind, &key, ChainOrder::Resume).await?.to_string(),
-        Deed::Advance(kind, key) => {
+    Ok(match action {
+        Action::PauseQueue(queue) => queue::pause(&operator, &queue, &why).await?.to_string(),
+        Action::ResumeQueue(queue) => queue::resume(&operator, &queue).await?.to_string(),
+        Action::Hold(throttle) => throttle::hold(&operator, &throttle, span, &why).await?.to_string(),
+        Action::Release(throttle) => throttle::release(&operator, &throttle).await?.to_string(),
+        Action::Drain(worker) => worker::drain(&operator, &worker, &why).await?.to_string(),
+        Action::ResumeWorker(worker) => worker::resume(&operator, &worker).await?.to_string(),
+        Action::PauseChain(kind, key) => steer(&operator, &kind, &key, ChainOrder::Pause).await?.to_string(),
+        Action::ResumeChain(kind, key) => steer(&operator, &kind, &key, ChainOrder::Resume).await?.to_string(),
+        Action::Advance(kind, key) => {
             let connections = api.connections().await.map_err(|problem| Error::msg(problem.detail))?;
             chain::advance(&operator.config, connections, &kind, &key).await?.to_string()
         }

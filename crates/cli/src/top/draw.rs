@@ -1,4 +1,4 @@
-//! From what is known to a screen (pure): the frame of all screens. [`super::screens`] has what is in it.
+//! Draws the state on a screen (pure): the frame of all screens. [`super::screens`] has their content.
 //!
 //! Colours only stress what words and signs say already.
 
@@ -11,15 +11,14 @@ use super::screens;
 use super::state::{Screen, State};
 use super::text::{beginning, clock, ending, middle, span, when, whole, width, wrap};
 
-/// The smallest terminal in which nothing misleads.
-const LEAST: (u16, u16) = (60, 16);
-/// Lines that a question, or what became of an order, takes at most.
-const MOST_SAID: usize = 4;
+/// The smallest terminal, in columns and rows, in which nothing misleads.
+const MIN_TERMINAL: (u16, u16) = (60, 16);
+/// The most lines that a question, or the result of an order, takes.
+const MAX_SAID_LINES: usize = 4;
 
-/// How things are stressed.
+/// The styles of the screen.
 #[derive(Clone, Copy)]
 pub struct Paint {
-    /// Whether there are colours.
     pub colours: bool,
 }
 
@@ -32,43 +31,46 @@ impl Paint {
         }
     }
 
-    /// What does not run, and should.
+    /// For a part that does not run, and should.
     pub fn bad(self) -> Style {
         self.coloured(Color::Red, Modifier::BOLD)
     }
 
-    /// What somebody should look at.
+    /// For a part that an operator should look at.
     pub fn warn(self) -> Style {
         self.coloured(Color::Yellow, Modifier::BOLD)
     }
 
-    /// What has gone well.
+    /// For a success.
     pub fn good(self) -> Style {
         self.coloured(Color::Green, Modifier::empty())
     }
 
-    /// What matters less.
+    /// For what matters less.
     pub fn dim(self) -> Style {
         Style::new().add_modifier(Modifier::DIM)
     }
 
-    /// Names of columns and parts.
+    /// For names of columns and parts.
     pub fn head(self) -> Style {
         Style::new().add_modifier(Modifier::BOLD)
     }
 
-    /// What is chosen.
+    /// For the selection.
     pub fn chosen(self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 }
 
-/// Draws all of it.
+/// Draws the whole screen.
 pub fn draw(state: &State, paint: Paint, frame: &mut Frame<'_>) {
     let area = frame.area();
     let (columns, rows) = (usize::from(area.width), usize::from(area.height));
-    if area.width < LEAST.0 || area.height < LEAST.1 {
-        let words = format!("This window has {columns}×{rows}; at least {}×{} are needed. q quits.", LEAST.0, LEAST.1);
+    if area.width < MIN_TERMINAL.0 || area.height < MIN_TERMINAL.1 {
+        let words = format!(
+            "This window has {columns}×{rows}; at least {}×{} are needed. q quits.",
+            MIN_TERMINAL.0, MIN_TERMINAL.1
+        );
         let lines: Vec<Line<'_>> = wrap(&words, columns).into_iter().map(Line::from).collect();
         frame.render_widget(Paragraph::new(lines), area);
         return;
@@ -102,15 +104,15 @@ fn tabs(state: &State, paint: Paint, columns: usize) -> Line<'static> {
     Line::from(spans)
 }
 
-/// What cannot be asked, since when, and from when that is what is shown.
+/// Which source cannot be asked, since when, and the time of the data that is shown.
 fn notices(state: &State, paint: Paint, columns: usize) -> Vec<Line<'static>> {
     let mut all = Vec::new();
     let old = |at: Option<roundelay_model::clock::Time>| match at {
         Some(at) => format!("OLD FIGURES, of {}", clock(at, state.now)),
         None => "nothing is known yet".into(),
     };
-    let heard = state.board.last.as_ref().map(|(_, at)| *at);
-    match (&state.board.away, state.slow()) {
+    let heard = state.reports.last.as_ref().map(|(_, at)| *at);
+    match (&state.reports.away, state.slow()) {
         (Some((since, why)), _) => {
             all.push(format!("! {}: the ledger cannot be asked since {}: {why}", old(heard), when(*since, state.now)));
         }
@@ -125,18 +127,18 @@ fn notices(state: &State, paint: Paint, columns: usize) -> Vec<Line<'static>> {
         (Some((since, why)), _) => {
             all.push(format!("! {}: the broker cannot be asked since {}: {why}", old(told), when(*since, state.now)));
         }
-        // Without the ledger nothing is heard of the broker, either.
-        (None, Some(silent)) if state.board.away.is_none() && state.slow().is_none() => {
+        // Without the ledger, the broker is not asked, either.
+        (None, Some(silent)) if state.reports.away.is_none() && state.slow().is_none() => {
             all.push(format!("! {}: the broker has not answered for {}", old(told), whole(silent)));
         }
         (None, _) => {}
     }
-    if let (None, Some((since, why, at))) = (&state.board.away, screens::away(state)) {
+    if let (None, Some((since, why, at))) = (&state.reports.away, screens::away(state)) {
         all.push(format!("! {}: this screen cannot be asked for since {}: {why}", old(at), when(since, state.now)));
     }
     let lines = all.iter().flat_map(|words| {
         let mut lines = wrap(words, columns);
-        // The beginning has what matters.
+        // The first lines have the important part.
         if lines.len() > 2 {
             lines.truncate(2);
             if let Some(last) = lines.last_mut() {
@@ -148,7 +150,7 @@ fn notices(state: &State, paint: Paint, columns: usize) -> Vec<Line<'static>> {
     lines.map(|line| Line::styled(line, paint.bad())).collect()
 }
 
-/// The question, or what became of the last order.
+/// The question, or the result of the last order.
 fn said(state: &State, paint: Paint, columns: usize) -> Vec<Line<'static>> {
     let mut lines: Vec<Line<'_>> = match (&state.question, &state.said) {
         (Some(question), _) => {
@@ -157,7 +159,7 @@ fn said(state: &State, paint: Paint, columns: usize) -> Vec<Line<'static>> {
                 Some(typed) => {
                     let mut asks: Vec<String> = wrap(&middle(&asks, columns * 2), columns);
                     let room = columns.saturating_sub(asks.last().map_or(0, |last| width(last) + 2));
-                    // What is typed stands beside the question if there is room for some of it.
+                    // The typed text stands beside the question if there is room for some of it.
                     if width(typed) < room || room > 20 {
                         let line = asks.pop().unwrap_or_default();
                         let field = Span::raw(format!(" {}▏", ending(typed, room.saturating_sub(1))));
@@ -181,17 +183,17 @@ fn said(state: &State, paint: Paint, columns: usize) -> Vec<Line<'static>> {
             .collect(),
         (None, None) => vec![Line::default()],
     };
-    if lines.len() > MOST_SAID {
-        // What is asked stands at the end, and what it is about at the beginning.
-        let rest = lines.split_off(lines.len() - MOST_SAID / 2);
-        lines.truncate(MOST_SAID / 2 - 1);
+    if lines.len() > MAX_SAID_LINES {
+        // The question stands at the end, and its subject at the beginning.
+        let rest = lines.split_off(lines.len() - MAX_SAID_LINES / 2);
+        lines.truncate(MAX_SAID_LINES / 2 - 1);
         lines.push(Line::raw("…"));
         lines.extend(rest);
     }
     lines
 }
 
-/// What keys there are now.
+/// The keys that work now.
 fn keys(state: &State) -> &'static str {
     match &state.question {
         Some(question) if question.typed().is_some() => return "Enter goes on   Esc does nothing",
@@ -215,7 +217,7 @@ fn keys(state: &State) -> &'static str {
     }
 }
 
-/// How long something takes, for columns.
+/// A short duration, for columns.
 pub fn short(millis: i64) -> String {
     span(std::time::Duration::from_millis(u64::try_from(millis).unwrap_or(0)))
 }

@@ -1,9 +1,9 @@
 //! `roundelay top`
 //!
-//! - `state`: what is known, and what becomes of it with each key and answer (pure).
-//! - `order`: what can be ordered, and the question that comes before it (pure).
-//! - `draw`, `screens`, `table`, `text`: from what is known to a screen (pure).
-//! - `ask`: asks, and gives orders.
+//! - `state`: the state, and how each key and answer changes it (pure).
+//! - `order`: the orders, and the question that comes before each (pure).
+//! - `draw`, `screens`, `table`, `text`: from the state to a screen (pure).
+//! - `ask`: runs queries, and gives orders.
 
 mod ask;
 mod draw;
@@ -31,23 +31,23 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::fleet::somebody;
+use super::fleet::current_user;
 use super::{ConfigFile, screen, shutdown_on};
-use ask::Asker;
+use ask::Poller;
 use draw::{Paint, draw};
 use order::Order;
-use state::{Effect, Input, Key, State, Wanted, update};
+use state::{Effect, Input, Key, Query, State, update};
 
-/// From one drawing to the next, at the latest: ages are told in seconds.
+/// The longest time between two drawings: ages are shown in seconds.
 const TICK: Duration = Duration::from_secs(1);
-/// How long what asks may take to end.
+/// How long tasks may take to end.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Shows on a terminal how everything is: what is late, why, what it did, and lets you stop it.
+/// Shows on a terminal how everything is: what is late, why, what it did; and lets you stop it.
 ///
-/// What is wrong, queues, throttles, late chains and why they do not run, workers, and the latest runs: what
-/// `roundelay status` and the dashboard tell, on a terminal of 80×24 or more. Keys pause, hold, drain and bring
-/// forward, as the commands do; each asks first. `?` tells all of them. NO_COLOR is respected.
+/// What is wrong, queues, throttles, late chains and why they do not run, workers, and the latest runs: the data of
+/// `roundelay status` and the dashboard, on a terminal of 80×24 or more. Keys pause, hold, drain and bring forward, as
+/// the commands do; each asks first. `?` shows all keys. NO_COLOR is respected.
 #[derive(Args)]
 pub struct Top {
     #[command(flatten)]
@@ -55,11 +55,11 @@ pub struct Top {
     /// How often the ledger is asked.
     #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = every)]
     every: Duration,
-    /// Only look: nothing can be ordered.
+    /// Only look: no order can be given.
     #[arg(long)]
     read_only: bool,
-    /// Who gives orders, for those who look later.
-    #[arg(long, value_name = "NAME", default_value_t = somebody())]
+    /// Who gives orders, for people who read them later.
+    #[arg(long, value_name = "NAME", default_value_t = current_user())]
     by: String,
 }
 
@@ -83,20 +83,20 @@ impl Top {
         }
         let stop = shutdown_on(
             &[SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()],
-            // Whoever is in a hurry still wants a terminal that works.
+            // Also a user who ends the program in a hurry needs a terminal that works.
             ratatui::restore,
         )?;
         let (to, inputs) = mpsc::unbounded_channel();
-        let ((wanted, wants), (give, orders)) = (watch::channel(Wanted::Nothing), mpsc::unbounded_channel());
+        let ((query, wants), (give, orders)) = (watch::channel(Query::Nothing), mpsc::unbounded_channel());
         let state = State::new(Arc::new(config.clone()), read_only, every, Clock::System.now());
-        let asker = Asker { config, every, wanted: wants, orders, by, to: to.clone() };
+        let asker = Poller { config, every, query: wants, orders, by, to: to.clone() };
         let stop_asking = CancellationToken::new();
         let mut asker = tokio::spawn(asker.run(stop_asking.clone()));
         // A panic of this thread restores it, too.
         let terminal = ratatui::try_init().context("failed to take over the terminal")?;
         let broken = Broken::watch();
         std::thread::spawn(move || read_keys(&to));
-        let dashboard = Dashboard { terminal, state, wanted, give, paint: Paint { colours: colours() } };
+        let dashboard = Dashboard { terminal, state, query, give, paint: Paint { colours: colours() } };
         let shown = dashboard.show(inputs, &stop, &mut asker, &broken).await;
         ratatui::try_restore().context("failed to give the terminal back; `reset` does it")?;
         stop_asking.cancel();
@@ -111,17 +111,17 @@ fn colours() -> bool {
     screen::colourful(&std::io::stdout())
 }
 
-/// What is on the screen.
+/// The terminal, the state and the tasks behind it.
 struct Dashboard {
     terminal: DefaultTerminal,
     state: State,
-    wanted: watch::Sender<Wanted>,
+    query: watch::Sender<Query>,
     give: mpsc::UnboundedSender<Order>,
     paint: Paint,
 }
 
 impl Dashboard {
-    /// Shows it until somebody has had enough.
+    /// Shows the screen until the user quits.
     async fn show(
         self,
         mut inputs: mpsc::UnboundedReceiver<Input>,
@@ -129,7 +129,7 @@ impl Dashboard {
         asker: &mut JoinHandle<()>,
         broken: &Broken,
     ) -> anyhow::Result<()> {
-        let Self { mut terminal, mut state, wanted, give, paint } = self;
+        let Self { mut terminal, mut state, query, give, paint } = self;
         let mut tick = tokio::time::interval(TICK);
         loop {
             terminal.draw(|frame| draw(&state, paint, frame)).context("failed to draw")?;
@@ -157,7 +157,7 @@ impl Dashboard {
                     Effect::Quit => return Ok(()),
                     Effect::Redraw => terminal.clear().context("failed to draw")?,
                     Effect::Ask(wants) => {
-                        wanted.send_replace(wants);
+                        query.send_replace(wants);
                     }
                     Effect::Give(order) => give.send(order).context("the order could not be given")?,
                 }
@@ -166,8 +166,8 @@ impl Dashboard {
     }
 }
 
-/// Tells of a panic in another thread. That must not write onto the screen, nor give the terminal back while this
-/// one draws.
+/// Reports a panic in another thread. The report must not write onto the screen, nor give the terminal back while this
+/// thread draws.
 struct Broken {
     told: Arc<OnceLock<String>>,
     token: CancellationToken,
@@ -190,9 +190,9 @@ impl Broken {
     }
 }
 
-/// Tells what is pressed, on a thread of its own, since it waits for that. It ends with the program.
+/// Sends the pressed keys, from a thread of its own, because reading a key blocks. The thread ends with the program.
 fn read_keys(to: &mpsc::UnboundedSender<Input>) {
-    // When the terminal has gone, SIGHUP or the next drawing says so.
+    // When the terminal has gone, SIGHUP or the next drawing reports it.
     while let Ok(event) = read() {
         let input = match event {
             Event::Key(event) => key(event).map(Input::Key),
@@ -205,7 +205,7 @@ fn read_keys(to: &mpsc::UnboundedSender<Input>) {
     }
 }
 
-/// What a key means.
+/// The meaning of a key.
 fn key(KeyEvent { code, modifiers, kind, .. }: KeyEvent) -> Option<Key> {
     if kind == KeyEventKind::Release {
         return None;

@@ -1,4 +1,4 @@
-//! What can be ordered from the screen, and the question that comes before it (pure).
+//! The orders that can be given from the screen, and the question that comes before an order (pure).
 
 use std::time::Duration;
 
@@ -10,42 +10,42 @@ use roundelay_model::clock::{parse_duration, short_duration};
 use super::state::Key;
 use super::text::visible;
 
-/// The longest answer that is taken.
-const MOST: usize = 500;
+/// The longest text that can be typed, in characters.
+const MAX_TYPED_CHARS: usize = 500;
 
-/// What is wanted of what.
+/// An action on a queue, throttle, worker or chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Deed {
-    /// Workers take nothing more from a queue.
+pub enum Action {
+    /// Workers take no more jobs from a queue.
     PauseQueue(String),
-    /// They do again.
+    /// Workers take jobs from a queue again.
     ResumeQueue(String),
     /// A throttle lets nothing start for a while.
     Hold(String),
-    /// It does again.
+    /// A throttle lets jobs start again.
     Release(String),
-    /// A worker takes nothing more.
+    /// A worker takes no more jobs.
     Drain(String),
-    /// It does again.
+    /// A worker takes jobs again.
     ResumeWorker(String),
     /// A chain, by kind and key, stops ticking.
     PauseChain(String, String),
-    /// It ticks again.
+    /// A chain, by kind and key, ticks again.
     ResumeChain(String, String),
-    /// Its next tick comes now.
+    /// The next tick of a chain, by kind and key, comes now.
     Advance(String, String),
 }
 
-/// What has to be said with it.
+/// A field of an order that the user types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Field {
     Span,
     Why,
-    /// Likewise, but it may be left out.
+    /// Why; this may be left out.
     WhyPerhaps,
 }
 
-impl Deed {
+impl Action {
     fn fields(&self) -> &'static [Field] {
         match self {
             Self::PauseQueue(_) => &[Field::Why],
@@ -55,7 +55,7 @@ impl Deed {
         }
     }
 
-    /// What it comes to, as one says it.
+    /// The action in words.
     pub fn words(&self) -> String {
         match self {
             Self::PauseQueue(queue) => format!("Pause the queue {queue}"),
@@ -71,61 +71,60 @@ impl Deed {
     }
 }
 
-/// An order, as it is given.
+/// A confirmed action with its fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
-    /// What is wanted.
-    pub deed: Deed,
-    /// For how long; zero where that is not asked.
+    pub action: Action,
+    /// For how long; zero if the action has no such field.
     pub span: Duration,
-    /// Why; empty where that is not asked.
+    /// Why; empty if the action has no such field.
     pub why: String,
 }
 
-/// What is asked before an order is given: what has to be said with it, and then whether it is meant.
+/// The question before an order: its fields, and then a confirmation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     order: Order,
-    /// Which of its fields is asked for; after the last, whether it is meant.
+    /// The index of the field that is asked for; after the last field, the confirmation.
     at: usize,
     typed: String,
-    /// Why what was typed cannot be taken.
-    slip: Option<String>,
+    /// Why the typed text is refused.
+    typing_error: Option<String>,
 }
 
-/// What became of a question with a key.
+/// The result of a key.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answered {
-    /// It is not answered yet.
+    /// The question is still open.
     Open(Question),
-    /// It is not wanted.
+    /// The user has cancelled.
     Dropped,
-    /// It is meant.
-    Meant(Order),
+    /// The user has confirmed.
+    Confirmed(Order),
 }
 
 impl Question {
-    /// About a deed.
-    pub fn new(deed: Deed) -> Self {
-        let order = Order { deed, span: Duration::ZERO, why: String::new() };
-        Self { order, at: 0, typed: String::new(), slip: None }
+    /// The question about an action.
+    pub fn new(action: Action) -> Self {
+        let order = Order { action, span: Duration::ZERO, why: String::new() };
+        Self { order, at: 0, typed: String::new(), typing_error: None }
     }
 
     fn field(&self) -> Option<Field> {
-        self.order.deed.fields().get(self.at).copied()
+        self.order.action.fields().get(self.at).copied()
     }
 
-    /// What is asked.
+    /// The text of the question.
     pub fn asks(&self) -> String {
-        let words = self.order.deed.words();
+        let words = self.order.action.words();
         let asks = match self.field() {
             Some(Field::Span) => format!("{words}. For how long (30m)?"),
             Some(Field::Why) => format!("{words}{}. Why?", self.so_far()),
             Some(Field::WhyPerhaps) => format!("{words}. Why ({DRAINED})?"),
             None => format!("{words}{}?", self.so_far()),
         };
-        match &self.slip {
-            Some(slip) => format!("{asks} ({slip})"),
+        match &self.typing_error {
+            Some(typing_error) => format!("{asks} ({typing_error})"),
             None => asks,
         }
     }
@@ -137,7 +136,7 @@ impl Question {
         format!("{span}{why}")
     }
 
-    /// What was typed up to now; nothing where only yes or no is asked.
+    /// The typed text; nothing while the question is yes or no.
     pub fn typed(&self) -> Option<&str> {
         self.field().map(|_| self.typed.as_str())
     }
@@ -146,23 +145,23 @@ impl Question {
     pub fn press(mut self, key: Key) -> Answered {
         match (key, self.field()) {
             (Key::Esc, _) => return Answered::Dropped,
-            (Key::Char('y' | 'Y'), None) => return Answered::Meant(self.order),
+            (Key::Char('y' | 'Y'), None) => return Answered::Confirmed(self.order),
             (Key::Char('n' | 'N'), None) => return Answered::Dropped,
             (_, None) => {}
-            (Key::Char(letter), Some(_)) if self.typed.len() < MOST => self.typed.push(letter),
+            (Key::Char(letter), Some(_)) if self.typed.len() < MAX_TYPED_CHARS => self.typed.push(letter),
             (Key::Backspace, Some(_)) => {
                 self.typed.pop();
             }
             (Key::Enter, Some(field)) => match self.take(field) {
-                Ok(()) => (self.at, self.typed, self.slip) = (self.at + 1, String::new(), None),
-                Err(slip) => self.slip = Some(slip),
+                Ok(()) => (self.at, self.typed, self.typing_error) = (self.at + 1, String::new(), None),
+                Err(typing_error) => self.typing_error = Some(typing_error),
             },
             _ => {}
         }
         Answered::Open(self)
     }
 
-    /// What holds for the command's arguments of the same names holds for what was typed.
+    /// The typed text follows the same rules as the command's argument of the same name.
     fn take(&mut self, field: Field) -> Result<(), String> {
         let typed = visible(self.typed.trim());
         match field {
@@ -183,8 +182,8 @@ mod tests {
     use super::*;
 
     /// Types keys one after the other: `⏎` is Enter, `⎋` is Escape, `⌫` is Backspace.
-    fn type_in(deed: &Deed, keys: &str) -> Answered {
-        let mut question = Question::new(deed.clone());
+    fn type_in(action: &Action, keys: &str) -> Answered {
+        let mut question = Question::new(action.clone());
         for letter in keys.chars() {
             let key = match letter {
                 '⏎' => Key::Enter,
@@ -202,10 +201,10 @@ mod tests {
 
     #[test]
     fn an_order_is_given_only_with_all_that_it_needs_and_a_yes() {
-        let (pause, hold) = (Deed::PauseQueue("work".into()), Deed::Hold("ios".into()));
-        let (drain, advance) = (Deed::Drain("w-1".into()), Deed::Advance("sync".into(), "a".into()));
-        let meant = |deed: &Deed, secs, why: &str| {
-            Some(Order { deed: deed.clone(), span: Duration::from_secs(secs), why: why.into() })
+        let (pause, hold) = (Action::PauseQueue("work".into()), Action::Hold("ios".into()));
+        let (drain, advance) = (Action::Drain("w-1".into()), Action::Advance("sync".into(), "a".into()));
+        let meant = |action: &Action, secs, why: &str| {
+            Some(Order { action: action.clone(), span: Duration::from_secs(secs), why: why.into() })
         };
         let table = [
             (&pause, "they are down⏎y", meant(&pause, 0, "they are down")),
@@ -220,20 +219,20 @@ mod tests {
             (&advance, "y", meant(&advance, 0, "")),
             (&advance, "n", None),
         ];
-        for (deed, keys, order) in table {
-            let expected = order.map_or(Answered::Dropped, Answered::Meant);
-            assert_eq!(type_in(deed, keys), expected, "{keys}");
+        for (action, keys, order) in table {
+            let expected = order.map_or(Answered::Dropped, Answered::Confirmed);
+            assert_eq!(type_in(action, keys), expected, "{keys}");
         }
-        // Nothing but a yes is one.
-        for (deed, keys) in [(&pause, "y⏎"), (&pause, "⏎y⏎"), (&advance, "x ⏎⏎"), (&hold, "y⏎y"), (&hold, "0s⏎y")]
+        // Only a yes confirms.
+        for (action, keys) in [(&pause, "y⏎"), (&pause, "⏎y⏎"), (&advance, "x ⏎⏎"), (&hold, "y⏎y"), (&hold, "0s⏎y")]
         {
-            assert!(matches!(type_in(deed, keys), Answered::Open(_)), "{keys}");
+            assert!(matches!(type_in(action, keys), Answered::Open(_)), "{keys}");
         }
     }
 
     #[test]
     fn questions_say_what_they_are_about() {
-        let hold = Deed::Hold("ios".into());
+        let hold = Action::Hold("ios".into());
         let asks = |keys: &str| match type_in(&hold, keys) {
             Answered::Open(question) => (question.asks(), question.typed().map(str::to_owned)),
             answered => panic!("{answered:?}"),
@@ -242,8 +241,9 @@ mod tests {
         assert_eq!(asks("30"), ("Hold the throttle ios. For how long (30m)?".into(), typed("30")));
         assert_eq!(asks("400d⏎").0, "Hold the throttle ios. For how long (30m)? (from 1ms to 366d is possible)");
         assert_eq!(asks("90s⏎"), ("Hold the throttle ios for 90s. Why?".into(), typed("")));
-        let slip = "Hold the throttle ios for 90s. Why? (it needs a word for those who wonder why nothing runs)";
-        assert_eq!(asks("90s⏎ ⏎").0, slip);
+        let typing_error =
+            "Hold the throttle ios for 90s. Why? (it needs a word for those who wonder why nothing runs)";
+        assert_eq!(asks("90s⏎ ⏎").0, typing_error);
         assert_eq!(asks("90s⏎down\x1b⏎"), ("Hold the throttle ios for 90s: down␛?".into(), None));
     }
 }

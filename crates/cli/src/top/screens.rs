@@ -1,4 +1,4 @@
-//! What is in each screen, in lines (pure).
+//! The content of each screen, in lines (pure).
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use roundelay_admin::inspect::workers::WorkerReport;
 use roundelay_model::clock::{Time, short_duration};
 
 use super::draw::{Paint, short};
-use super::state::{Row, Screen, Show, State, VERDICTS, Wanted};
+use super::state::{Query, Row, Screen, Show, State, VERDICTS};
 use super::table::{Cell, Column, Table, more, told, window};
 use super::text::{bars, clock, count, middle, millis, rate, used, when, whole, width, wrap};
 
-/// The time of the starts that are shown as bars.
+/// The time that the bars of starts cover, in milliseconds.
 const HOUR: i64 = 3_600_000;
-/// Lines of what is told of the chosen row.
+/// How many lines the details of the selected row have.
 const PANEL: usize = 6;
-/// Keys of a throttle that are shown.
+/// How many keys of a throttle are shown.
 const KEYS: usize = 4;
 
-/// What a screen shows, in at most `room` lines.
+/// The content of the screen, in at most `room` lines.
 pub fn body(state: &State, paint: Paint, columns: usize, room: usize) -> Vec<Line<'static>> {
     let view = View { state, paint, columns, room };
     match (&state.open, state.screen) {
@@ -37,22 +37,22 @@ pub fn body(state: &State, paint: Paint, columns: usize, room: usize) -> Vec<Lin
     }
 }
 
-/// Since when what the screen shows beside the board cannot be asked for, why, and of when it is.
+/// Since when the screen's query has no answer, why, and the time of the data that is shown.
 pub fn away(state: &State) -> Option<(Time, String, Option<Time>)> {
-    fn of<T>(known: &super::state::Known<T>) -> Option<(Time, String, Option<Time>)> {
+    fn of<T>(known: &super::state::LastAnswer<T>) -> Option<(Time, String, Option<Time>)> {
         let (since, why) = known.away.clone()?;
         Some((since, why, known.last.as_ref().map(|(_, at)| *at)))
     }
-    match state.wanted() {
-        Wanted::Throttles => of(&state.throttles),
-        Wanted::Chains(_) => of(&state.chains),
-        Wanted::Chain(..) => of(&state.chain),
-        Wanted::Runs(_) => of(&state.runs),
-        Wanted::Nothing => None,
+    match state.query() {
+        Query::Throttles => of(&state.throttles),
+        Query::Chains(_) => of(&state.chains),
+        Query::Chain(..) => of(&state.chain),
+        Query::Runs(_) => of(&state.runs),
+        Query::Nothing => None,
     }
 }
 
-/// What keys there are, and what the words mean.
+/// The keys, and what the words mean.
 pub fn help(state: &State, paint: Paint) -> Vec<Line<'static>> {
     let every = format!("The ledger is asked every {}, the broker every 5s or as rarely.", short_duration(state.every));
     let lines = [
@@ -99,7 +99,7 @@ fn blank() -> Line<'static> {
     Line::default()
 }
 
-/// What is not known is not zero.
+/// An unknown value is not shown as zero.
 fn known<T>(value: Option<T>, shown: impl FnOnce(T) -> String) -> Cell {
     plain(value.map_or_else(|| "-".into(), shown))
 }
@@ -108,7 +108,7 @@ fn ms(span: Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// The last hour in so many parts: starts in a second, on the average of what is known of each.
+/// The last hour in `parts` parts: starts per second, the average of the known values of each part.
 fn hour(sets: &[Bucket], now: Time, parts: usize) -> Vec<Option<f64>> {
     let mut sums = vec![(0_u64, 0_usize); parts];
     let begin = now.as_millis() - HOUR;
@@ -131,7 +131,7 @@ impl View<'_> {
         vec![blank(), Line::styled(format!(" {what}"), self.paint.dim())]
     }
 
-    /// A list, and beneath it what is told of the chosen row.
+    /// A list, and below it the details of the selected row.
     fn list(
         &self,
         title: String,
@@ -166,10 +166,10 @@ impl View<'_> {
     // ---- Overview ----
 
     fn overview(&self) -> Vec<Line<'static>> {
-        let Some(board) = self.state.board.value() else {
+        let Some(reports) = self.state.reports.value() else {
             return self.not_yet("Nothing is known yet.");
         };
-        let told = &board.overview;
+        let told = &reports.overview;
         let mut lines = vec![blank()];
         lines.extend(self.tiles(told));
         lines.push(blank());
@@ -276,7 +276,7 @@ impl View<'_> {
         self.scrolled(lines.collect(), room)
     }
 
-    /// As many lines as there is room for, from the one that was scrolled to.
+    /// As many lines as there is room for, from the scroll position.
     fn scrolled(&self, lines: Vec<Line<'static>>, room: usize) -> Vec<Line<'static>> {
         if lines.len() <= room || room == 0 {
             return lines;
@@ -291,7 +291,7 @@ impl View<'_> {
     // ---- Queues ----
 
     fn queues(&self) -> Vec<Line<'static>> {
-        let Some(board) = self.state.board.value() else {
+        let Some(reports) = self.state.reports.value() else {
             return self.not_yet("Nothing is known yet.");
         };
         let columns = [
@@ -306,20 +306,20 @@ impl View<'_> {
             Column::number("running", 9),
         ];
         let table = Table { columns: &columns, width: self.columns };
-        let counted = board.overview.counted_at.is_some();
-        let rows = board
+        let counted = reports.overview.counted_at.is_some();
+        let rows = reports
             .queues
             .iter()
             .enumerate()
             .map(|(n, queue)| vec![table.row(self.queue(queue, counted), self.marked(n))]);
-        let panel = board.queues.get(self.state.cursor()).map_or_else(Vec::new, |queue| self.of_queue(queue));
-        let title = number_of(board.queues.len(), "queue");
+        let panel = reports.queues.get(self.state.cursor()).map_or_else(Vec::new, |queue| self.of_queue(queue));
+        let title = number_of(reports.queues.len(), "queue");
         self.list(title, table.head(self.paint.dim()), rows.collect(), panel)
     }
 
     fn queue(&self, of: &QueueReport, counted: bool) -> Vec<Cell> {
         let chains = |number: i64| known(counted.then_some(number), |number| count(number, 7));
-        // What the broker said before it went away is marked, since it may be true no more.
+        // The broker's last answer is marked while the broker is unavailable, since it may be old.
         let old = if self.state.broker.away.is_some() || self.state.broker_slow().is_some() { "~" } else { "" };
         let nobody = of.consumers == Some(0) && (of.due > 0 || of.ready.unwrap_or(0) > 0);
         let state = match (&of.paused, nobody) {
@@ -637,10 +637,10 @@ impl View<'_> {
     // ---- Workers ----
 
     fn workers(&self) -> Vec<Line<'static>> {
-        let Some(board) = self.state.board.value() else {
+        let Some(reports) = self.state.reports.value() else {
             return self.not_yet("Nothing is known yet.");
         };
-        if board.workers.is_empty() {
+        if reports.workers.is_empty() {
             return self.not_yet("No worker runs on this ledger, or has within the last hour.");
         }
         let columns = [
@@ -655,9 +655,9 @@ impl View<'_> {
         ];
         let table = Table { columns: &columns, width: self.columns };
         let rows =
-            board.workers.iter().enumerate().map(|(n, worker)| vec![table.row(self.worker(worker), self.marked(n))]);
-        let panel = board.workers.get(self.state.cursor()).map_or_else(Vec::new, |worker| self.of_worker(worker));
-        let title = number_of(board.workers.len(), "worker");
+            reports.workers.iter().enumerate().map(|(n, worker)| vec![table.row(self.worker(worker), self.marked(n))]);
+        let panel = reports.workers.get(self.state.cursor()).map_or_else(Vec::new, |worker| self.of_worker(worker));
+        let title = number_of(reports.workers.len(), "worker");
         self.list(title, table.head(self.paint.dim()), rows.collect(), panel)
     }
 
@@ -805,7 +805,7 @@ mod tests {
             seconds: 10,
             p99_ms: None,
         };
-        // Of the time before the hour nothing is shown; two sets of a part are averaged.
+        // Nothing is shown before the hour; two buckets of a part are averaged.
         let sets =
             [bucket(10_000 - 3_610, 99), bucket(10_000 - 1_800, 20), bucket(10_000 - 1_790, 40), bucket(9_990, 0)];
         assert_eq!(hour(&sets, at(10_000), 4), [None, None, Some(3.0), Some(0.0)]);

@@ -1,34 +1,34 @@
-//! What the screen knows, and what becomes of it with each key and each answer (pure).
+//! The state of the screen, and how each key and each answer changes it (pure).
 //!
-//! Nothing is reckoned here: figures and words are those of [`roundelay_admin::inspect`]. What cannot be asked any more
-//! stays as it was, with the time since when.
+//! Nothing is computed here: figures and words are those of [`roundelay_admin::inspect`]. Data that cannot be read any
+//! more stays on the screen, with the time since when it is old.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use roundelay_admin::inspect::board::Facts;
-use roundelay_admin::inspect::broker::Asked;
+use roundelay_admin::inspect::broker::BrokerStatus;
 use roundelay_admin::inspect::chain::{AttemptReport, Entity};
 use roundelay_admin::inspect::overview::{Overview, overview, queues};
 use roundelay_admin::inspect::queues::QueueReport;
+use roundelay_admin::inspect::status_cache::Facts;
 use roundelay_admin::inspect::throttles::ThrottleReport;
 use roundelay_admin::inspect::workers::WorkerReport;
 use roundelay_config::Config;
 use roundelay_ledger::Census;
 use roundelay_model::clock::Time;
 
-use super::order::{Answered, Deed, Order, Question};
+use super::order::{Action, Answered, Order, Question};
 
-/// For how long it is shown what became of an order.
+/// How long the result of an order stays on the screen.
 const SHOWN: Duration = Duration::from_secs(15);
-/// Rows that a page key goes over.
+/// How many rows a page key moves.
 const PAGE: usize = 10;
-/// The shortest time without an answer of the ledger that is worth a word.
+/// If the ledger has not answered for this long, the screen says so.
 const SLOW: Duration = Duration::from_secs(6);
-/// Likewise of the broker, which is asked every five seconds.
+/// If the broker, which is asked every five seconds, has not answered for this long, the screen says so.
 const BROKER_SLOW: Duration = Duration::from_secs(15);
 
-/// A key, as far as one means anything here.
+/// A key that has a meaning here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     /// A letter, a digit or a sign.
@@ -39,7 +39,7 @@ pub enum Key {
     Esc,
     /// To the next screen.
     Tab,
-    /// To the one before.
+    /// To the screen before.
     BackTab,
     /// One row up.
     Up,
@@ -53,18 +53,18 @@ pub enum Key {
     Home,
     /// To the last row.
     End,
-    /// Deletes what was typed last.
+    /// Deletes the last typed letter.
     Backspace,
-    /// Ends at once, whatever is asked: Ctrl-C.
+    /// Ends the program at once, also while a question is open: Ctrl-C.
     Interrupt,
-    /// Draws anew what something else has drawn over: Ctrl-L.
+    /// Draws the screen again, after other output has drawn over it: Ctrl-L.
     Redraw,
 }
 
 /// A screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Screen {
-    /// All in figures, and what is wrong.
+    /// All chains in figures, and what is wrong.
     Overview,
     /// The platform queues.
     Queues,
@@ -79,10 +79,10 @@ pub enum Screen {
 }
 
 impl Screen {
-    /// All of them, in the order of their keys.
+    /// All screens, in the order of their keys.
     pub const ALL: [Self; 6] = [Self::Overview, Self::Queues, Self::Throttles, Self::Chains, Self::Workers, Self::Log];
 
-    /// What its tab says.
+    /// The name on the tab.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Overview => "Overview",
@@ -102,13 +102,13 @@ impl Screen {
 /// Which chains are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Show {
-    /// Those that are overdue, and those in quarantine; those that wait longest first.
+    /// Overdue and quarantined chains; those that wait longest first.
     Late,
-    /// Those that an operator has paused.
+    /// Chains that an operator has paused.
     Paused,
-    /// Those that run.
+    /// Chains that run.
     Running,
-    /// All.
+    /// All chains.
     All,
 }
 
@@ -123,12 +123,12 @@ impl Show {
     }
 }
 
-/// Which runs are shown.
+/// The filters of runs by verdict.
 pub const VERDICTS: [Option<&str>; 4] = [None, Some("failed"), Some("retried"), Some("lost")];
 
-/// What has to be asked for beside the board.
+/// The data that the screen needs in addition to the status cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum Query {
     /// Nothing.
     Nothing,
     /// All throttles.
@@ -137,30 +137,29 @@ pub enum Wanted {
     Chains(Show),
     /// One chain, by kind and key.
     Chain(String, String),
-    /// The latest runs with such a verdict.
+    /// The latest runs with this verdict.
     Runs(Option<&'static str>),
 }
 
-/// A chain among others.
+/// A chain in a list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Which handler.
+    /// The kind, which names the handler.
     pub kind: String,
-    /// Which entity.
+    /// The key of the entity.
     pub key: String,
-    /// Its platform queue.
     pub queue: String,
-    /// What it is doing, in a word.
+    /// What the chain is doing, in a word.
     pub doing: &'static str,
-    /// When it is due, or was.
+    /// When the tick is due, or was.
     pub due: Time,
-    /// How late it is, if it is due and does not run.
+    /// How late the tick is, if it is due and does not run.
     pub late: Option<Duration>,
 }
 
-/// What was answered.
+/// The answer to a query.
 #[derive(Clone, Debug)]
-pub enum Answer {
+pub enum QueryAnswer {
     /// All throttles.
     Throttles(Vec<ThrottleReport>),
     /// Chains, and whether there are more.
@@ -171,54 +170,54 @@ pub enum Answer {
     Runs(Vec<AttemptReport>),
 }
 
-/// What comes in.
+/// An input to the screen.
 #[derive(Clone, Debug)]
 pub enum Input {
     /// A key was pressed.
     Key(Key),
-    /// Time goes by.
+    /// A second has passed.
     Tick,
     /// The terminal has another size.
     Resized,
-    /// What is known of everything.
+    /// New facts of the status cache.
     Facts(Arc<Facts>),
     /// The ledger cannot be opened.
     NoLedger(String),
-    /// What was wanted, or why it cannot be asked for.
-    Answer(Wanted, Result<Answer, String>),
-    /// What became of an order, in words.
+    /// The answer to a query, or why there is none.
+    QueryAnswer(Query, Result<QueryAnswer, String>),
+    /// The result of an order, in words.
     Given(Result<String, String>),
 }
 
-/// What is to be done.
+/// An effect for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Ask for this from now on, and for nothing else.
-    Ask(Wanted),
+    /// Run this query from now on, and no other.
+    Ask(Query),
     /// Give this order.
     Give(Order),
-    /// Draw all of the screen anew.
+    /// Draw all of the screen again.
     Redraw,
-    /// End.
+    /// End the program.
     Quit,
 }
 
-/// Something that was answered, and may not be any more.
+/// Data that may be old.
 #[derive(Clone, Debug)]
-pub struct Known<T> {
+pub struct LastAnswer<T> {
     /// The last answer, and when it came.
     pub last: Option<(T, Time)>,
-    /// Since when there is none, and why.
+    /// Since when there is no answer, and why.
     pub away: Option<(Time, String)>,
 }
 
-impl<T> Default for Known<T> {
+impl<T> Default for LastAnswer<T> {
     fn default() -> Self {
         Self { last: None, away: None }
     }
 }
 
-impl<T> Known<T> {
+impl<T> LastAnswer<T> {
     fn take(&mut self, answer: Result<T, String>, now: Time) {
         match answer {
             Ok(answer) => *self = Self { last: Some((answer, now)), away: None },
@@ -235,27 +234,27 @@ impl<T> Known<T> {
     }
 }
 
-/// What was made of the board's facts.
+/// The reports made from the status cache's facts.
 #[derive(Clone, Debug)]
-pub struct Board {
-    /// How everything is.
+pub struct Reports {
+    /// The state of the whole system.
     pub overview: Overview,
-    /// The queues, with what the broker has last told of them.
+    /// The queues, with the broker's last answer about them.
     pub queues: Vec<QueueReport>,
     /// The workers.
     pub workers: Vec<WorkerReport>,
 }
 
-/// The row that is chosen: by its name, since rows come and go above it.
+/// The selected row: remembered by its name, since rows above it come and go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
-    /// Its place.
+    /// The index of the row.
     pub at: usize,
     name: Option<String>,
 }
 
 impl Cursor {
-    /// Goes with the row of its name, or stays at its place when that has gone.
+    /// Stays with the row of its name, or at its index when that row has gone.
     fn follow(&mut self, names: &[String]) {
         let found = self.name.as_ref().and_then(|name| names.iter().position(|other| other == name));
         self.at = found.unwrap_or(self.at).min(names.len().saturating_sub(1));
@@ -268,59 +267,56 @@ impl Cursor {
     }
 }
 
-/// What the screen knows.
+/// The state of the screen.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// The workers' configuration.
     pub config: Arc<Config>,
-    /// Nothing can be ordered.
+    /// Whether no order can be given.
     pub read_only: bool,
-    /// How often it is asked.
+    /// How often the ledger is asked.
     pub every: Duration,
-    /// The time, by the ledger's clock as far as that is known.
+    /// The time, by the ledger's clock if that is known.
     pub now: Time,
     /// By how many milliseconds the ledger's clock is ahead of this machine's.
     ahead: i64,
-    /// Since when it runs.
+    /// When the program started.
     pub begun: Time,
-    /// What is shown.
+    /// The screen that is shown.
     pub screen: Screen,
-    /// The keys are shown in its place.
+    /// Whether the help is shown in its place.
     pub help: bool,
-    /// Which chains.
+    /// Which chains are shown.
     pub show: Show,
-    /// Which runs: a place in [`VERDICTS`].
+    /// Which runs are shown: an index in [`VERDICTS`].
     pub verdict: usize,
-    /// The log stands still.
+    /// Whether the log stands still.
     pub paused: bool,
-    /// The rows that are chosen, by screen.
+    /// The selected rows, by screen.
     pub cursors: [Cursor; 6],
-    /// Lines that are scrolled over, where there is nothing to choose.
+    /// How many lines are scrolled over, on screens without a selection.
     pub scroll: usize,
-    /// The chain that is looked at, by kind and key.
+    /// The open chain, by kind and key.
     pub open: Option<(String, String)>,
-    /// What is known of everything, by the ledger's answers.
-    pub board: Known<Board>,
-    /// What the broker has said.
-    pub broker: Known<Asked>,
-    /// The throttles.
-    pub throttles: Known<Vec<ThrottleReport>>,
+    /// The reports.
+    pub reports: LastAnswer<Reports>,
+    /// What the broker has answered.
+    pub broker: LastAnswer<BrokerStatus>,
+    pub throttles: LastAnswer<Vec<ThrottleReport>>,
     /// The chains, and whether there are more.
-    pub chains: Known<(Vec<Row>, bool)>,
-    /// The chain that is looked at.
-    pub chain: Known<Box<Entity>>,
-    /// The runs.
-    pub runs: Known<Vec<AttemptReport>>,
-    /// What is asked.
+    pub chains: LastAnswer<(Vec<Row>, bool)>,
+    /// The open chain.
+    pub chain: LastAnswer<Box<Entity>>,
+    pub runs: LastAnswer<Vec<AttemptReport>>,
+    /// The open question.
     pub question: Option<Question>,
-    /// Orders of which it is not known what became of them.
+    /// How many orders have no result yet.
     pub giving: usize,
-    /// What became of the last one, and when.
+    /// The result of the last order, and when it came.
     pub said: Option<(Time, Result<String, String>)>,
 }
 
 impl State {
-    /// Nothing is known yet, at `now` by this machine's clock.
+    /// A state without data, at `now` by this machine's clock.
     pub fn new(config: Arc<Config>, read_only: bool, every: Duration, now: Time) -> Self {
         Self {
             config,
@@ -337,43 +333,43 @@ impl State {
             cursors: Default::default(),
             scroll: 0,
             open: None,
-            board: Known::default(),
-            broker: Known::default(),
-            throttles: Known::default(),
-            chains: Known::default(),
-            chain: Known::default(),
-            runs: Known::default(),
+            reports: LastAnswer::default(),
+            broker: LastAnswer::default(),
+            throttles: LastAnswer::default(),
+            chains: LastAnswer::default(),
+            chain: LastAnswer::default(),
+            runs: LastAnswer::default(),
             question: None,
             giving: 0,
             said: None,
         }
     }
 
-    /// What has to be asked for.
-    pub fn wanted(&self) -> Wanted {
+    /// The query that the screen needs.
+    pub fn query(&self) -> Query {
         match (&self.open, self.screen) {
-            (Some((kind, key)), _) => Wanted::Chain(kind.clone(), key.clone()),
-            (None, Screen::Throttles) => Wanted::Throttles,
-            (None, Screen::Chains) => Wanted::Chains(self.show),
-            (None, Screen::Log) if !self.paused => Wanted::Runs(VERDICTS[self.verdict]),
-            _ => Wanted::Nothing,
+            (Some((kind, key)), _) => Query::Chain(kind.clone(), key.clone()),
+            (None, Screen::Throttles) => Query::Throttles,
+            (None, Screen::Chains) => Query::Chains(self.show),
+            (None, Screen::Log) if !self.paused => Query::Runs(VERDICTS[self.verdict]),
+            _ => Query::Nothing,
         }
     }
 
-    /// For how long the ledger has said nothing, if that is too long.
+    /// How long the ledger has not answered, if that is too long.
     pub fn slow(&self) -> Option<Duration> {
-        let heard = self.board.last.as_ref().map_or(self.begun, |(_, heard)| *heard);
+        let heard = self.reports.last.as_ref().map_or(self.begun, |(_, heard)| *heard);
         let silent = self.now.since(heard);
         (silent > SLOW.max(self.every * 3)).then_some(silent)
     }
 
-    /// For how long the broker has said nothing, if that is too long.
+    /// How long the broker has not answered, if that is too long.
     pub fn broker_slow(&self) -> Option<Duration> {
         let silent = self.now.since(self.broker.last.as_ref()?.1);
         (silent > BROKER_SLOW.max(self.every * 3)).then_some(silent)
     }
 
-    /// The chosen row of the screen.
+    /// The index of the selected row.
     pub fn cursor(&self) -> usize {
         self.cursors[self.screen as usize].at
     }
@@ -381,30 +377,30 @@ impl State {
     /// The names of the screen's rows.
     fn names(&self) -> Vec<String> {
         let of_chain = |kind: &str, key: &str| format!("{kind}\n{key}");
-        let board = self.board.value();
+        let reports = self.reports.value();
         match self.screen {
             Screen::Overview => Vec::new(),
-            Screen::Queues => board.iter().flat_map(|of| &of.queues).map(|queue| queue.queue.clone()).collect(),
+            Screen::Queues => reports.iter().flat_map(|of| &of.queues).map(|queue| queue.queue.clone()).collect(),
             Screen::Throttles => self.throttles.value().into_iter().flatten().map(|of| of.name.clone()).collect(),
             Screen::Chains => {
                 let chains = self.chains.value().into_iter().flat_map(|(rows, _)| rows);
                 chains.map(|row| of_chain(&row.kind, &row.key)).collect()
             }
-            Screen::Workers => board.iter().flat_map(|of| &of.workers).map(|of| of.worker.clone()).collect(),
+            Screen::Workers => reports.iter().flat_map(|of| &of.workers).map(|of| of.worker.clone()).collect(),
             Screen::Log => self.runs.value().into_iter().flatten().map(|run| run.fence.to_string()).collect(),
         }
     }
 
     fn follow(&mut self) {
         let names = self.names();
-        // Who looks at the newest run wants to see the next.
+        // At the newest run, the cursor stays at the top when a newer one comes.
         let live = self.screen == Screen::Log && !self.paused && self.cursor() == 0;
         let cursor = &mut self.cursors[self.screen as usize];
         if live { cursor.go(0, &names) } else { cursor.follow(&names) }
     }
 
-    /// The chain that an order is for: the one that is looked at, else the chosen one.
-    fn chain_meant(&self) -> Option<(String, String)> {
+    /// The chain that an order is for: the open one, else the selected one.
+    fn target_chain(&self) -> Option<(String, String)> {
         if self.open.is_some() {
             return self.open.clone();
         }
@@ -421,43 +417,43 @@ impl State {
         }
     }
 
-    /// What a letter orders here, of what is chosen.
-    fn deed(&self, letter: char) -> Option<Deed> {
-        let board = self.board.value();
+    /// The action of a letter on the selected row.
+    fn action(&self, letter: char) -> Option<Action> {
+        let reports = self.reports.value();
         if self.open.is_some() || self.screen == Screen::Chains {
-            let (kind, key) = self.chain_meant()?;
+            let (kind, key) = self.target_chain()?;
             return match letter {
-                'p' => Some(Deed::PauseChain(kind, key)),
-                'r' => Some(Deed::ResumeChain(kind, key)),
-                'a' => Some(Deed::Advance(kind, key)),
+                'p' => Some(Action::PauseChain(kind, key)),
+                'r' => Some(Action::ResumeChain(kind, key)),
+                'a' => Some(Action::Advance(kind, key)),
                 _ => None,
             };
         }
         match (self.screen, letter) {
-            (Screen::Queues, 'p') => Some(Deed::PauseQueue(board?.queues.get(self.cursor())?.queue.clone())),
-            (Screen::Queues, 'r') => Some(Deed::ResumeQueue(board?.queues.get(self.cursor())?.queue.clone())),
-            (Screen::Throttles, 'h') => Some(Deed::Hold(self.throttles.value()?.get(self.cursor())?.name.clone())),
-            (Screen::Throttles, 'r') => Some(Deed::Release(self.throttles.value()?.get(self.cursor())?.name.clone())),
-            (Screen::Workers, 'd') => Some(Deed::Drain(board?.workers.get(self.cursor())?.worker.clone())),
-            (Screen::Workers, 'r') => Some(Deed::ResumeWorker(board?.workers.get(self.cursor())?.worker.clone())),
+            (Screen::Queues, 'p') => Some(Action::PauseQueue(reports?.queues.get(self.cursor())?.queue.clone())),
+            (Screen::Queues, 'r') => Some(Action::ResumeQueue(reports?.queues.get(self.cursor())?.queue.clone())),
+            (Screen::Throttles, 'h') => Some(Action::Hold(self.throttles.value()?.get(self.cursor())?.name.clone())),
+            (Screen::Throttles, 'r') => Some(Action::Release(self.throttles.value()?.get(self.cursor())?.name.clone())),
+            (Screen::Workers, 'd') => Some(Action::Drain(reports?.workers.get(self.cursor())?.worker.clone())),
+            (Screen::Workers, 'r') => Some(Action::ResumeWorker(reports?.workers.get(self.cursor())?.worker.clone())),
             _ => None,
         }
     }
 }
 
-/// What becomes of the state with what comes in at `clock`, by this machine's clock, and what is to be done.
+/// Updates the state with an input at `clock`, by this machine's clock. Answers the new state and the effects.
 pub fn update(mut state: State, clock: Time, input: Input) -> (State, Vec<Effect>) {
-    let wanted = state.wanted();
+    let query = state.query();
     let mut effects = Vec::new();
     state.now = Time::from_millis(clock.as_millis().saturating_add(state.ahead));
     match input {
         Input::Key(key) => effects.extend(press(&mut state, key)),
         Input::Tick | Input::Resized => {}
         Input::Facts(facts) => learn(&mut state, clock, &facts),
-        Input::NoLedger(why) => state.board.take(Err(why), state.now),
-        Input::Answer(asked, answer) if asked == wanted => take(&mut state, answer),
-        // It was asked for before something else was wanted.
-        Input::Answer(..) => {}
+        Input::NoLedger(why) => state.reports.take(Err(why), state.now),
+        Input::QueryAnswer(asked, answer) if asked == query => take(&mut state, answer),
+        // The answer to an earlier query.
+        Input::QueryAnswer(..) => {}
         Input::Given(became) => {
             state.giving = state.giving.saturating_sub(1);
             state.said = Some((state.now, became));
@@ -466,18 +462,18 @@ pub fn update(mut state: State, clock: Time, input: Input) -> (State, Vec<Effect
     if state.said.as_ref().is_some_and(|(at, said)| said.is_ok() && state.now.since(*at) > SHOWN) {
         state.said = None;
     }
-    if state.wanted() != wanted {
-        effects.push(Effect::Ask(state.wanted()));
+    if state.query() != query {
+        effects.push(Effect::Ask(state.query()));
     }
     (state, effects)
 }
 
-/// Takes up what is known of everything.
+/// Takes new facts of the status cache.
 fn learn(state: &mut State, clock: Time, facts: &Facts) {
     if let Some(why) = &facts.ledger_why {
-        state.board.take(Err(why.clone()), state.now);
+        state.reports.take(Err(why.clone()), state.now);
     } else if facts.now != Time::default() {
-        let before = state.board.value().map(|board| board.overview.now.shown());
+        let before = state.reports.value().map(|reports| reports.overview.now.shown());
         if before != Some(facts.now) {
             state.ahead = facts.now.as_millis().saturating_sub(clock.as_millis());
             state.now = facts.now;
@@ -486,20 +482,20 @@ fn learn(state: &mut State, clock: Time, facts: &Facts) {
         return;
     }
     match &facts.asked {
-        Asked::Away(why) => state.broker.take(Err(why.clone()), state.now),
-        // Before the broker was asked for the first time.
-        Asked::Depths(depths) if depths.is_empty() => {}
+        BrokerStatus::Away(why) => state.broker.take(Err(why.clone()), state.now),
+        // The broker has not been asked yet.
+        BrokerStatus::Depths(depths) if depths.is_empty() => {}
         asked => state.broker.take(Ok(asked.clone()), facts.asked_at.unwrap_or(state.now)),
     }
-    // What the broker has last said stands until it says something else.
+    // The broker's last answer stays until there is another.
     let last = state.broker.value().cloned().unwrap_or_else(|| facts.asked.clone());
-    let heard = state.board.last.as_ref().map(|(_, heard)| *heard);
+    let heard = state.reports.last.as_ref().map(|(_, heard)| *heard);
     let at = if facts.ledger_why.is_some() { heard } else { Some(facts.now) };
     let Some(at) = at else { return };
     let empty = Census::default();
     let census = facts.census.as_ref().map_or(&empty, |(census, _)| census);
     let with_last = Facts { asked: last, ..facts.clone() };
-    let board = Board {
+    let reports = Reports {
         overview: overview(facts, &state.config),
         queues: queues(&with_last, census, &state.config),
         workers: facts
@@ -508,26 +504,26 @@ fn learn(state: &mut State, clock: Time, facts: &Facts) {
             .map(|worker| WorkerReport::new(worker.clone(), facts.now, &facts.calendar))
             .collect(),
     };
-    state.board.last = Some((board, at));
+    state.reports.last = Some((reports, at));
     if facts.ledger_why.is_none() {
-        state.board.away = None;
+        state.reports.away = None;
     }
     state.follow();
 }
 
-/// Takes up what was wanted.
-fn take(state: &mut State, answer: Result<Answer, String>) {
+/// Takes the answer to a query.
+fn take(state: &mut State, answer: Result<QueryAnswer, String>) {
     let now = state.now;
-    match (answer, state.wanted()) {
-        (Ok(Answer::Throttles(all)), _) => state.throttles.take(Ok(all), now),
-        (Ok(Answer::Chains(rows, more)), _) => state.chains.take(Ok((rows, more)), now),
-        (Ok(Answer::Chain(chain)), _) => state.chain.take(Ok(chain), now),
-        (Ok(Answer::Runs(runs)), _) => state.runs.take(Ok(runs), now),
-        (Err(why), Wanted::Throttles) => state.throttles.take(Err(why), now),
-        (Err(why), Wanted::Chains(_)) => state.chains.take(Err(why), now),
-        (Err(why), Wanted::Chain(..)) => state.chain.take(Err(why), now),
-        (Err(why), Wanted::Runs(_)) => state.runs.take(Err(why), now),
-        (Err(_), Wanted::Nothing) => {}
+    match (answer, state.query()) {
+        (Ok(QueryAnswer::Throttles(all)), _) => state.throttles.take(Ok(all), now),
+        (Ok(QueryAnswer::Chains(rows, more)), _) => state.chains.take(Ok((rows, more)), now),
+        (Ok(QueryAnswer::Chain(chain)), _) => state.chain.take(Ok(chain), now),
+        (Ok(QueryAnswer::Runs(runs)), _) => state.runs.take(Ok(runs), now),
+        (Err(why), Query::Throttles) => state.throttles.take(Err(why), now),
+        (Err(why), Query::Chains(_)) => state.chains.take(Err(why), now),
+        (Err(why), Query::Chain(..)) => state.chain.take(Err(why), now),
+        (Err(why), Query::Runs(_)) => state.runs.take(Err(why), now),
+        (Err(_), Query::Nothing) => {}
     }
     state.follow();
 }
@@ -542,7 +538,7 @@ fn press(state: &mut State, key: Key) -> Option<Effect> {
         match question.press(key) {
             Answered::Open(question) => state.question = Some(question),
             Answered::Dropped => {}
-            Answered::Meant(order) => {
+            Answered::Confirmed(order) => {
                 state.giving += 1;
                 state.said = None;
                 return Some(Effect::Give(order));
@@ -552,7 +548,7 @@ fn press(state: &mut State, key: Key) -> Option<Effect> {
     }
     state.said = None;
     if state.help {
-        // Any key leads back, and those that lead elsewhere go there.
+        // Any key closes the help; a key of another screen also opens that screen.
         state.help = false;
         if matches!(key, Key::Esc | Key::Enter | Key::Char('?' | 'q')) {
             return None;
@@ -560,7 +556,7 @@ fn press(state: &mut State, key: Key) -> Option<Effect> {
     }
     match key {
         Key::Char('?') => state.help = true,
-        // An order that is being given has its answer within seconds; whoever cannot wait interrupts.
+        // An order that is being given has its result within seconds; Ctrl-C does not wait for it.
         Key::Char('q') if state.open.is_none() && state.giving > 0 => {}
         Key::Char('q') if state.open.is_none() => return Some(Effect::Quit),
         Key::Char('q') | Key::Esc | Key::Backspace => close(state),
@@ -572,7 +568,7 @@ fn press(state: &mut State, key: Key) -> Option<Effect> {
         Key::PageUp => step(state, |at| at.saturating_sub(PAGE)),
         Key::PageDown => step(state, |at| at.saturating_add(PAGE)),
         Key::Home => step(state, |_| 0),
-        // There is no end of what is only scrolled.
+        // A text that is only scrolled has no last row.
         Key::End if state.is_list() => step(state, |_| usize::MAX),
         Key::Enter => look(state),
         Key::Char('f') if state.open.is_none() => filter(state),
@@ -584,7 +580,7 @@ fn press(state: &mut State, key: Key) -> Option<Effect> {
 }
 
 impl State {
-    /// Whether there is something to choose.
+    /// Whether the screen has rows to select.
     pub fn is_list(&self) -> bool {
         self.open.is_none() && self.screen != Screen::Overview
     }
@@ -597,7 +593,7 @@ fn go(state: &mut State, screen: Screen) {
 }
 
 fn close(state: &mut State) {
-    (state.open, state.chain, state.scroll) = (None, Known::default(), 0);
+    (state.open, state.chain, state.scroll) = (None, LastAnswer::default(), 0);
 }
 
 fn step(state: &mut State, to: impl Fn(usize) -> usize) {
@@ -610,38 +606,38 @@ fn step(state: &mut State, to: impl Fn(usize) -> usize) {
     }
 }
 
-/// Opens the chosen chain.
+/// Opens the selected chain.
 fn look(state: &mut State) {
     if state.open.is_none()
-        && let Some(chain) = state.chain_meant()
+        && let Some(chain) = state.target_chain()
     {
-        (state.open, state.chain, state.scroll) = (Some(chain), Known::default(), 0);
+        (state.open, state.chain, state.scroll) = (Some(chain), LastAnswer::default(), 0);
     }
 }
 
-/// Shows others.
+/// Switches the filter.
 fn filter(state: &mut State) {
     match state.screen {
         Screen::Chains => {
             state.show = state.show.next();
-            state.chains = Known::default();
+            state.chains = LastAnswer::default();
         }
         Screen::Log => {
             state.verdict = (state.verdict + 1) % VERDICTS.len();
-            (state.runs, state.paused) = (Known::default(), false);
+            (state.runs, state.paused) = (LastAnswer::default(), false);
         }
         _ => return,
     }
     state.cursors[state.screen as usize] = Cursor::default();
 }
 
-/// Asks whether what a letter means is meant.
+/// Opens the question for the action of a letter.
 fn order(state: &mut State, letter: char) {
-    let Some(deed) = state.deed(letter) else { return };
+    let Some(action) = state.action(letter) else { return };
     if state.read_only {
-        let words = format!("{}: not with --read-only", deed.words());
+        let words = format!("{}: not with --read-only", action.words());
         state.said = Some((state.now, Err(words)));
     } else {
-        state.question = Some(Question::new(deed));
+        state.question = Some(Question::new(action));
     }
 }

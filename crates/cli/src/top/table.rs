@@ -5,10 +5,10 @@ use ratatui::text::{Line, Span};
 
 use super::text::{beginning, middle, width};
 
-/// A column: its name, how wide it is, and where its text stands.
+/// A column: its name, its width, and the alignment of its text.
 pub struct Column {
     head: &'static str,
-    /// Nothing for one that shares what the others leave.
+    /// `None` for a column that shares the width which the others leave.
     width: Option<usize>,
     right: bool,
 }
@@ -24,20 +24,19 @@ impl Column {
         Self { head, width: Some(width), right: true }
     }
 
-    /// For names, which take what room there is.
+    /// For names, which take the remaining width.
     pub const fn name(head: &'static str) -> Self {
         Self { head, width: None, right: false }
     }
 }
 
-/// A cell: its text, and how that is stressed.
+/// A cell: its text and its style.
 pub type Cell = (String, Style);
 
-/// A table of rows of which one is chosen.
+/// A table with one selected row.
 pub struct Table<'a> {
-    /// Its columns.
     pub columns: &'a [Column],
-    /// How wide it is.
+    /// The width of the table, in columns of the terminal.
     pub width: usize,
 }
 
@@ -48,7 +47,7 @@ impl Table<'_> {
         self.row(names, None)
     }
 
-    /// A row; `chosen` has the style of the row that is.
+    /// A row; `chosen` has the style if the row is the selected one.
     pub fn row(&self, cells: Vec<Cell>, chosen: Option<Style>) -> Line<'static> {
         let fixed: usize = self.columns.iter().filter_map(|column| column.width).sum();
         let names = self.columns.iter().filter(|column| column.width.is_none()).count().max(1);
@@ -69,8 +68,8 @@ impl Table<'_> {
     }
 }
 
-/// As many of the items, of one or more lines each, as fit into so many lines, the chosen one among them; and how
-/// many are not shown before and after.
+/// As many of the items, of one or more lines each, as fit into `room` lines, the selected one among them; and how many
+/// are not shown before and after.
 pub fn window(items: Vec<Vec<Line<'static>>>, chosen: usize, room: usize) -> (Vec<Line<'static>>, usize, usize) {
     let heights: Vec<usize> = items.iter().map(Vec::len).collect();
     let mut first = 0;
@@ -80,7 +79,7 @@ pub fn window(items: Vec<Vec<Line<'static>>>, chosen: usize, room: usize) -> (Ve
     let mut lines = Vec::new();
     let mut shown = first;
     for item in items.into_iter().skip(first) {
-        // One that is not there as a whole would mislead, unless it is all there is room for.
+        // An item that is cut would mislead, unless there is room for nothing else.
         if !lines.is_empty() && lines.len() + item.len() > room {
             break;
         }
@@ -91,7 +90,7 @@ pub fn window(items: Vec<Vec<Line<'static>>>, chosen: usize, room: usize) -> (Ve
     (lines, first, heights.len() - shown)
 }
 
-/// A line that says that there is more.
+/// A line that says how many items are not shown.
 pub fn more(before: usize, after: usize) -> String {
     match (before, after) {
         (0, 0) => String::new(),
@@ -101,7 +100,7 @@ pub fn more(before: usize, after: usize) -> String {
     }
 }
 
-/// A name and what is said of it, with an indent for what does not fit into a line.
+/// A name and its text. Further lines of the text are indented.
 pub fn told(name: &str, text: &str, columns: usize, style: Style) -> Vec<Line<'static>> {
     const NAME: usize = 11;
     let lines = super::text::wrap(text, columns.saturating_sub(NAME + 2));
@@ -124,7 +123,8 @@ mod tests {
         let items = |heights: &[usize]| {
             heights.iter().enumerate().map(|(n, height)| vec![Line::raw(n.to_string()); *height]).collect::<Vec<_>>()
         };
-        /// Heights, the chosen one and the room; what is shown, and how many are not before and after it.
+        /// Heights, the selected index and the room; the expected items, and how many are not shown before and after
+        /// them.
         type Case<'a> = (&'a [usize], usize, usize, &'a str, usize, usize);
         let table: [Case<'_>; 6] = [
             (&[1, 1, 1], 0, 5, "012", 0, 0),

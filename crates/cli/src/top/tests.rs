@@ -1,4 +1,4 @@
-//! Whole screens of 80×24 as text, and what keys and answers make of the state.
+//! Whole screens of 80×24 as text, and how keys and answers change the state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::buffer::Buffer;
 use ratatui::style::{Color, Modifier};
-use roundelay_admin::inspect::board::Facts;
-use roundelay_admin::inspect::broker::Asked;
+use roundelay_admin::inspect::broker::BrokerStatus;
 use roundelay_admin::inspect::chain::{AttemptReport, ChainReport, Entity};
+use roundelay_admin::inspect::status_cache::Facts;
 use roundelay_admin::inspect::throttles::{ConfiguredLimits, Hold, KeyReport, ThrottleReport, WindowReport};
 use roundelay_broker::{Depth, Rates};
 use roundelay_config::Config;
@@ -24,8 +24,8 @@ use roundelay_model::ids::{Epoch, Fence, TickNo};
 use serde_json::Value;
 
 use super::draw::{Paint, draw};
-use super::order::{Deed, Order};
-use super::state::{Answer, Effect, Input, Key, Row, Screen, Show, State, Wanted, update};
+use super::order::{Action, Order};
+use super::state::{Effect, Input, Key, Query, QueryAnswer, Row, Screen, Show, State, update};
 
 const CONFIG: &str = r#"
 [queues.sync-ios]
@@ -36,7 +36,7 @@ allow = 5
 per = "1s"
 "#;
 
-/// So many seconds after 03:12:44 of a night.
+/// A time this many seconds after 03:12:44 of a night.
 const fn at(secs: i64) -> Time {
     Time::from_millis((1_772_334_764 + secs) * 1_000)
 }
@@ -46,7 +46,7 @@ fn state(read_only: bool) -> State {
     State::new(Arc::new(config), read_only, Duration::from_secs(2), at(0))
 }
 
-/// Takes one thing in; the clock of this machine is the ledger's, at so many seconds.
+/// Updates the state with one input; this machine's clock equals the ledger's, at this many seconds.
 fn step(state: State, secs: i64, input: Input) -> (State, Vec<Effect>) {
     update(state, at(secs), input)
 }
@@ -89,7 +89,7 @@ fn worker(name: &str, seen: i64, state: WorkerState, queue: &str, running: i64) 
     SeenWorker { presence, seen: at(seen) }
 }
 
-/// A night on which something is wrong.
+/// Facts of a night on which something is wrong.
 fn facts() -> Facts {
     let queue = |name: &str, sleeping, due, overdue| QueueCensus {
         queue: name.into(),
@@ -118,7 +118,7 @@ fn facts() -> Facts {
         calendar: Default::default(),
         asked_at: Some(at(-2)),
         census: Some((census, at(-4))),
-        asked: Asked::Depths(
+        asked: BrokerStatus::Depths(
             [("sync-ios", depth(37, 0)), ("sync-android", depth(0, 2))].map(|(q, d)| (q.into(), d)).into(),
         ),
         rates: BTreeMap::from([("sync-android".into(), Rates { published: 12.5, delivered: 12.25 })]),
@@ -266,31 +266,31 @@ fn entity() -> Entity {
     Entity { now: At::wall(at(0)), chain: Some(chain), single: None, failures: Vec::new(), running: Vec::new() }
 }
 
-/// With everything known.
+/// A state with all facts.
 fn told(read_only: bool) -> State {
     let (state, _) = step(state(read_only), 0, Input::Facts(Arc::new(facts())));
     state
 }
 
-/// With a screen open, and what it wants answered.
+/// A state with a screen open, and the screen's data answered.
 fn on(state: State, key: char) -> State {
     let (state, effects) = pressed(state, &[Key::Char(key)]);
     let answer = match effects.as_slice() {
-        [Effect::Ask(wanted @ Wanted::Throttles)] => Some((wanted.clone(), Answer::Throttles(throttles()))),
-        [Effect::Ask(wanted @ Wanted::Chains(_))] => Some((wanted.clone(), Answer::Chains(late(), false))),
-        [Effect::Ask(wanted @ Wanted::Runs(_))] => Some((wanted.clone(), Answer::Runs(runs()))),
+        [Effect::Ask(query @ Query::Throttles)] => Some((query.clone(), QueryAnswer::Throttles(throttles()))),
+        [Effect::Ask(query @ Query::Chains(_))] => Some((query.clone(), QueryAnswer::Chains(late(), false))),
+        [Effect::Ask(query @ Query::Runs(_))] => Some((query.clone(), QueryAnswer::Runs(runs()))),
         _ => None,
     };
     match answer {
-        Some((wanted, answer)) => step(state, 0, Input::Answer(wanted, Ok(answer))).0,
+        Some((query, answer)) => step(state, 0, Input::QueryAnswer(query, Ok(answer))).0,
         None => state,
     }
 }
 
 fn opened(state: State) -> State {
     let (state, effects) = pressed(state, &[Key::Enter]);
-    let [Effect::Ask(wanted)] = effects.as_slice() else { panic!("{effects:?}") };
-    step(state, 0, Input::Answer(wanted.clone(), Ok(Answer::Chain(Box::new(entity()))))).0
+    let [Effect::Ask(query)] = effects.as_slice() else { panic!("{effects:?}") };
+    step(state, 0, Input::QueryAnswer(query.clone(), Ok(QueryAnswer::Chain(Box::new(entity()))))).0
 }
 
 fn buffer(state: &State, colours: bool, width: u16, height: u16) -> Buffer {
@@ -365,7 +365,7 @@ fn a_hold_is_asked_about_before_it_is_ordered() {
     assert_screen(&state, HOLD);
     let (state, effects) = pressed(state, &[Key::Enter, Key::Char('y')]);
     let order =
-        Order { deed: Deed::Hold("play".into()), span: Duration::from_secs(1_800), why: "they are down".into() };
+        Order { action: Action::Hold("play".into()), span: Duration::from_secs(1_800), why: "they are down".into() };
     assert_eq!(effects, [Effect::Give(order)]);
     assert_eq!(state.giving, 1);
     let (state, _) = step(state, 1, Input::Given(Err("the ledger is away".into())));
@@ -377,7 +377,7 @@ fn a_hold_is_asked_about_before_it_is_ordered() {
 fn what_cannot_be_asked_is_said_and_the_last_figures_stay_and_are_marked() {
     let known = on(told(false), '2');
     let away = Facts {
-        asked: Asked::Away("connection refused".into()),
+        asked: BrokerStatus::Away("connection refused".into()),
         rates: BTreeMap::new(),
         ledger_why: Some("the server does not answer".into()),
         ..facts()
@@ -389,12 +389,12 @@ fn what_cannot_be_asked_is_said_and_the_last_figures_stay_and_are_marked() {
     let back = Facts { now: at(60), asked_at: Some(at(60)), ..facts() };
     let (state, _) = step(state, 60, Input::Facts(Arc::new(back)));
     assert!(!screen(&state).contains('!'), "{}", screen(&state));
-    // A broker that takes its time, and is not known to be away.
+    // A broker that answers slowly, and is not known to be unavailable.
     let slow = Facts { now: at(76), asked_at: Some(at(60)), ..facts() };
     let (waiting, _) = step(state.clone(), 76, Input::Facts(Arc::new(slow)));
     let words = "! OLD FIGURES, of 03:13:44: the broker has not answered for 16s";
     assert!(screen(&waiting).contains(words) && screen(&waiting).contains("~37"), "{}", screen(&waiting));
-    // It need not say that it is away.
+    // The broker need not report that it is unavailable.
     let (state, _) = step(state, 80, Input::Tick);
     assert!(
         screen(&state).contains("! OLD FIGURES, of 03:13:44: the ledger has not answered for 20s"),
@@ -440,54 +440,54 @@ fn it_draws_at_any_size() {
 
 #[test]
 fn a_table_of_keys() {
-    let chain = || Wanted::Chain("sync-app".into(), "ios/maps".into());
+    let chain = || Query::Chain("sync-app".into(), "ios/maps".into());
     let key = Key::Char;
-    /// The screen on which keys are pressed, the keys, and what is to be done then.
+    /// The screen on which keys are pressed, the keys, and the expected effects.
     type Case = (char, Vec<Key>, Vec<Effect>);
     let table: Vec<Case> = vec![
         ('1', vec![key('q')], vec![Effect::Quit]),
         ('1', vec![Key::Interrupt], vec![Effect::Quit]),
         ('2', vec![key('p'), Key::Interrupt], vec![Effect::Quit]),
         ('1', vec![Key::Redraw], vec![Effect::Redraw]),
-        ('1', vec![Key::Tab, Key::Tab], vec![Effect::Ask(Wanted::Throttles)]),
-        ('1', vec![Key::BackTab], vec![Effect::Ask(Wanted::Runs(None))]),
-        ('3', vec![key('1')], vec![Effect::Ask(Wanted::Nothing)]),
-        // A question takes all keys, and nothing but a yes gives an order.
+        ('1', vec![Key::Tab, Key::Tab], vec![Effect::Ask(Query::Throttles)]),
+        ('1', vec![Key::BackTab], vec![Effect::Ask(Query::Runs(None))]),
+        ('3', vec![key('1')], vec![Effect::Ask(Query::Nothing)]),
+        // A question takes all keys, and only a yes gives an order.
         ('2', vec![key('r'), key('q'), key('3'), Key::Enter, key('n')], vec![]),
         ('2', vec![key('p'), Key::Enter, key('y'), Key::Esc], vec![]),
-        ('2', vec![key('r'), key('y')], vec![give(Deed::ResumeQueue("sync-android".into()), "")]),
+        ('2', vec![key('r'), key('y')], vec![give(Action::ResumeQueue("sync-android".into()), "")]),
         (
             '2',
             [vec![key('p')], typed("down"), vec![Key::Enter, key('y')]].concat(),
-            vec![give(Deed::PauseQueue("sync-android".into()), "down")],
+            vec![give(Action::PauseQueue("sync-android".into()), "down")],
         ),
-        ('3', vec![key('r'), key('y')], vec![give(Deed::Release("ios".into()), "")]),
+        ('3', vec![key('r'), key('y')], vec![give(Action::Release("ios".into()), "")]),
         (
             '5',
             vec![Key::End, key('d'), Key::Enter, key('y')],
-            vec![give(Deed::Drain("4713-2b3c4d5e6f8c1f0a".into()), "it is to be drained")],
+            vec![give(Action::Drain("4713-2b3c4d5e6f8c1f0a".into()), "it is to be drained")],
         ),
-        ('5', vec![key('r'), key('y')], vec![give(Deed::ResumeWorker("4711-8c1f0a2b3c4d5e6f".into()), "")]),
-        ('4', vec![key('a'), key('y')], vec![give(Deed::Advance("sync-app".into(), "ios/maps".into()), "")]),
-        ('4', vec![key('p'), key('y')], vec![give(Deed::PauseChain("sync-app".into(), "ios/maps".into()), "")]),
-        ('4', vec![Key::Enter, Key::Esc], vec![Effect::Ask(chain()), Effect::Ask(Wanted::Chains(Show::Late))]),
+        ('5', vec![key('r'), key('y')], vec![give(Action::ResumeWorker("4711-8c1f0a2b3c4d5e6f".into()), "")]),
+        ('4', vec![key('a'), key('y')], vec![give(Action::Advance("sync-app".into(), "ios/maps".into()), "")]),
+        ('4', vec![key('p'), key('y')], vec![give(Action::PauseChain("sync-app".into(), "ios/maps".into()), "")]),
+        ('4', vec![Key::Enter, Key::Esc], vec![Effect::Ask(chain()), Effect::Ask(Query::Chains(Show::Late))]),
         (
             '4',
             vec![Key::Enter, key('r'), key('y')],
-            vec![Effect::Ask(chain()), give(Deed::ResumeChain("sync-app".into(), "ios/maps".into()), "")],
+            vec![Effect::Ask(chain()), give(Action::ResumeChain("sync-app".into(), "ios/maps".into()), "")],
         ),
         (
             '4',
             vec![key('f'), key('f')],
-            vec![Effect::Ask(Wanted::Chains(Show::Paused)), Effect::Ask(Wanted::Chains(Show::Running))],
+            vec![Effect::Ask(Query::Chains(Show::Paused)), Effect::Ask(Query::Chains(Show::Running))],
         ),
         ('6', vec![Key::Enter], vec![Effect::Ask(chain())]),
-        ('6', vec![key(' '), key(' ')], vec![Effect::Ask(Wanted::Nothing), Effect::Ask(Wanted::Runs(None))]),
-        ('6', vec![key('f')], vec![Effect::Ask(Wanted::Runs(Some("failed")))]),
-        // Letters mean nothing where there is nothing that they could be about.
+        ('6', vec![key(' '), key(' ')], vec![Effect::Ask(Query::Nothing), Effect::Ask(Query::Runs(None))]),
+        ('6', vec![key('f')], vec![Effect::Ask(Query::Runs(Some("failed")))]),
+        // A letter has no effect if the screen has nothing that it could be about.
         ('1', vec![key('p'), key('y'), key('h'), key('d'), key('a'), key('f'), key(' '), Key::Enter], vec![]),
         ('6', vec![key('p'), key('a')], vec![]),
-        // The help leads back, and does not end it.
+        // A key in the help leads back, and does not end the program.
         ('2', vec![key('?'), key('q')], vec![]),
     ];
     for (screen, keys, expected) in table {
@@ -496,8 +496,8 @@ fn a_table_of_keys() {
     }
 }
 
-fn give(deed: Deed, why: &str) -> Effect {
-    Effect::Give(Order { deed, span: Duration::ZERO, why: why.into() })
+fn give(action: Action, why: &str) -> Effect {
+    Effect::Give(Order { action, span: Duration::ZERO, why: why.into() })
 }
 
 #[test]
@@ -516,24 +516,29 @@ fn nothing_is_ordered_when_it_is_only_to_look() {
 #[test]
 fn an_order_is_for_the_row_that_was_chosen_wherever_it_is_by_then() {
     let (state, _) = pressed(on(told(false), '4'), &[Key::Down]);
-    // What waited longest runs, so all rows go up by one.
-    let (state, _) =
-        step(state, 2, Input::Answer(Wanted::Chains(Show::Late), Ok(Answer::Chains(late()[1..].to_vec(), false))));
+    // The chain that waited longest runs, so all rows move up by one.
+    let (state, _) = step(
+        state,
+        2,
+        Input::QueryAnswer(Query::Chains(Show::Late), Ok(QueryAnswer::Chains(late()[1..].to_vec(), false))),
+    );
     assert_eq!(state.cursor(), 0);
     let (state, _) = pressed(state, &[Key::Char('a')]);
-    // Between question and answer, the row itself goes.
-    let (state, _) = step(state, 4, Input::Answer(Wanted::Chains(Show::Late), Ok(Answer::Chains(Vec::new(), false))));
+    // Between question and answer, the row itself disappears.
+    let (state, _) =
+        step(state, 4, Input::QueryAnswer(Query::Chains(Show::Late), Ok(QueryAnswer::Chains(Vec::new(), false))));
     let (_, effects) = pressed(state, &[Key::Char('y')]);
-    assert_eq!(effects, [give(Deed::Advance("sync-app".into(), late()[1].key.clone()), "")]);
+    assert_eq!(effects, [give(Action::Advance("sync-app".into(), late()[1].key.clone()), "")]);
 }
 
 #[test]
 fn an_answer_to_an_earlier_question_is_not_shown() {
     let state = on(told(false), '4');
     let (state, _) = pressed(state, &[Key::Char('f')]);
-    let (state, _) = step(state, 1, Input::Answer(Wanted::Chains(Show::Late), Ok(Answer::Chains(late(), false))));
+    let (state, _) =
+        step(state, 1, Input::QueryAnswer(Query::Chains(Show::Late), Ok(QueryAnswer::Chains(late(), false))));
     assert!(screen(&state).contains("The chains are being asked for."), "{}", screen(&state));
-    let (state, _) = step(state, 1, Input::Answer(Wanted::Chains(Show::Paused), Err("the ledger is away".into())));
+    let (state, _) = step(state, 1, Input::QueryAnswer(Query::Chains(Show::Paused), Err("the ledger is away".into())));
     let words = "nothing is known yet: this screen cannot be asked for since 03:12:45 (0s ago):";
     assert!(screen(&state).contains(words), "{}", screen(&state));
 }
@@ -541,7 +546,7 @@ fn an_answer_to_an_earlier_question_is_not_shown() {
 #[test]
 fn the_log_goes_on_at_its_head_and_stays_where_somebody_reads() {
     let newer = || [vec![attempt(10, "ios/new", Some("done"), None)], runs()].concat();
-    let more = || Input::Answer(Wanted::Runs(None), Ok(Answer::Runs(newer())));
+    let more = || Input::QueryAnswer(Query::Runs(None), Ok(QueryAnswer::Runs(newer())));
     let (state, _) = step(on(told(false), '6'), 2, more());
     assert_eq!(state.cursor(), 0, "it shows the newest");
     let (state, _) = pressed(on(told(false), '6'), &[Key::Down]);

@@ -1,7 +1,7 @@
-//! How text gets onto a screen of limited width, and nothing but text (pure).
+//! Fits text into a screen of limited width, and makes it plain text (pure).
 //!
-//! Keys, reasons and payloads are written by others. What of them would move the cursor, change colours or turn the
-//! direction of writing is shown as a sign in its place.
+//! Keys, reasons and payloads come from other people. Characters in them that would move the cursor, change colours or
+//! turn the direction of writing are shown as a sign instead.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use roundelay_model::clock::Time;
 use crate::grouped;
 use crate::screen::steers;
 
-/// What a terminal would obey, or nobody would see, becomes a visible sign.
+/// Replaces characters that control a terminal, or are invisible, by a visible sign.
 pub fn visible(text: &str) -> String {
     let sign = |letter: char| match letter {
         '\0'..='\x1f' => char::from_u32(0x2400 + u32::from(letter)).unwrap_or('\u{fffd}'),
@@ -28,12 +28,12 @@ pub fn width(text: &str) -> usize {
     Span::raw(text).width()
 }
 
-/// What people see as single letters.
+/// The letters of a text as people see them (grapheme clusters).
 fn letters(text: &str) -> Vec<String> {
     Span::raw(text).styled_graphemes(Style::default()).map(|letter| letter.symbol.to_owned()).collect()
 }
 
-/// As many of the letters as fit into so many columns.
+/// As many of the letters as fit into `most` columns.
 fn fitting<'a>(letters: impl Iterator<Item = &'a String>, most: usize) -> Vec<&'a str> {
     let mut used = 0;
     let fits = |letter: &&String| {
@@ -43,7 +43,7 @@ fn fitting<'a>(letters: impl Iterator<Item = &'a String>, most: usize) -> Vec<&'
     letters.take_while(fits).map(String::as_str).collect()
 }
 
-/// At most so many columns: what is longer loses its middle, since keys differ at their ends.
+/// At most `most` columns: a longer text loses its middle, since keys differ at their ends.
 pub fn middle(text: &str, most: usize) -> String {
     let text = visible(text);
     if width(&text) <= most {
@@ -56,7 +56,7 @@ pub fn middle(text: &str, most: usize) -> String {
     if most == 0 { String::new() } else { format!("{}…{}", head.concat(), tail.concat()) }
 }
 
-/// At most so many columns: what is longer loses its end.
+/// At most `most` columns: a longer text loses its end.
 pub fn beginning(text: &str, most: usize) -> String {
     let text = visible(text);
     if width(&text) <= most {
@@ -65,7 +65,7 @@ pub fn beginning(text: &str, most: usize) -> String {
     if most == 0 { String::new() } else { format!("{}…", fitting(letters(&text).iter(), most - 1).concat()) }
 }
 
-/// At most so many columns: what is longer loses its beginning, as in a field that is typed into.
+/// At most `most` columns: a longer text loses its beginning, as in an input field.
 pub fn ending(text: &str, most: usize) -> String {
     let text = visible(text);
     if width(&text) <= most {
@@ -77,7 +77,7 @@ pub fn ending(text: &str, most: usize) -> String {
     if most == 0 { String::new() } else { format!("…{}", tail.concat()) }
 }
 
-/// In lines of at most so many columns, between words where that is possible.
+/// Lines of at most `most` columns, broken between words if possible.
 pub fn wrap(text: &str, most: usize) -> Vec<String> {
     let (text, most) = (visible(text), most.max(1));
     let mut lines = vec![String::new()];
@@ -105,7 +105,7 @@ pub fn wrap(text: &str, most: usize) -> Vec<String> {
     lines
 }
 
-/// A number in at most `most` columns, of which there are at least six: never cut, but rounded.
+/// A number in at most `most` columns, at least six: never cut, but rounded.
 pub fn count(number: impl TryInto<i128>, most: usize) -> String {
     let number: i128 = number.try_into().unwrap_or_default();
     let whole = grouped(number);
@@ -120,7 +120,7 @@ pub fn count(number: impl TryInto<i128>, most: usize) -> String {
     }
 }
 
-/// A figure per second, with as many digits as matter.
+/// A figure per second, with the digits that matter.
 pub fn rate(rate: f64) -> String {
     if rate >= 9_999.5 {
         count(rate as i64, 6)
@@ -159,12 +159,12 @@ pub fn span(span: Duration) -> String {
     parts.join(" ")
 }
 
-/// Milliseconds as figures have them.
+/// Milliseconds with their unit.
 pub fn millis(millis: f64) -> String {
     span(Duration::from_millis(millis.clamp(0.0, 1e15) as u64))
 }
 
-/// The time of day in UTC; of another day than `now`, the day and the minute.
+/// The time of day in UTC; on another day than `now`, the day and the minute.
 pub fn clock(at: Time, now: Time) -> String {
     let (at, now) = (at.to_string(), now.to_string());
     match (at.get(..10), at.get(11..19), at.get(5..10), at.get(11..16)) {
@@ -174,19 +174,19 @@ pub fn clock(at: Time, now: Time) -> String {
     }
 }
 
-/// When, and how far away that is.
+/// A time, and its distance from now.
 pub fn when(at: Time, now: Time) -> String {
     let (from, far) = if at > now { ("in ", at.since(now)) } else { ("", now.since(at)) };
     let ago = if at > now { "" } else { " ago" };
     format!("{} ({from}{}{ago})", clock(at, now), whole(far))
 }
 
-/// A span in whole seconds: tenths that change with each look tell nobody anything.
+/// A span in whole seconds: tenths that change with each refresh are noise.
 pub fn whole(far: Duration) -> String {
     if far.as_secs() < 10 { format!("{}s", far.as_secs()) } else { span(far) }
 }
 
-/// Values as bars, side by side, over so many rows; what is not known is a dot.
+/// Values as bars, side by side, over `rows` rows; an unknown value is a dot.
 pub fn bars(values: &[Option<f64>], rows: usize) -> Vec<String> {
     const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let highest = values.iter().flatten().copied().fold(0.0, f64::max);
@@ -202,7 +202,8 @@ pub fn bars(values: &[Option<f64>], rows: usize) -> Vec<String> {
     (0..rows).rev().map(row).collect()
 }
 
-/// How much of something is used, as a bar of so many columns. Full only when all is used, empty only when nothing is.
+/// How much of something is used, as a bar of `columns` columns. Full only when all is used, empty only when nothing
+/// is.
 pub fn used(used: u32, of: u32, columns: usize) -> String {
     let share = (f64::from(used) / f64::from(of.max(1))).min(1.0);
     let most = if used < of { columns.saturating_sub(1) } else { columns };
@@ -241,7 +242,7 @@ mod tests {
             ("ios/some/app-17", 9, "ios/…p-17", "ios/some…", "…e/app-17"),
             ("ios/some/app-17", 1, "…", "…", "…"),
             ("ios/some/app-17", 0, "", "", ""),
-            // A wide letter is not torn apart.
+            // A wide letter is not split.
             ("日本語日本語", 6, "日…語", "日本…", "…本語"),
         ];
         for (text, most, in_the_middle, at_the_end, at_the_beginning) in table {

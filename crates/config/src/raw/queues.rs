@@ -56,8 +56,8 @@ pub struct Throttle {
     /// Further windows that hold at the same time. They are not paced, so the first may use them up early.
     #[serde(default)]
     pub also: Vec<Window>,
-    /// Whoever waits longer for a slot is put off, with no attempt charged. Without it `5m`, and `2s` with `key`,
-    /// since those who wait hold up others that could start.
+    /// A job that waits longer for a slot is put off, with no attempt charged. The default is `5m`, and `2s` with
+    /// `key`, since a job that waits holds up others that could start.
     #[cfg_attr(test, schemars(extend("x-least" = "1ms", "x-most" = "5m")))]
     pub block: Option<HumanDuration>,
     /// Which headers of an HTTP handler's answers say how many calls remain of a budget, and when there are more of

@@ -20,7 +20,7 @@ pub struct Broker {
     /// The user, in place of the URL's, as it stands. `management` takes it too unless its URL names a user. The
     /// embedded broker does not look at it.
     pub username: Option<Secret>,
-    /// Likewise the password.
+    /// The password, in place of the URL's, as it stands.
     pub password: Option<Secret>,
     /// What the engine's own exchanges and queues begin with: 1 to 100 letters, digits, `-`, `_` and `.`. Change it
     /// when two deployments share a virtual host.
@@ -29,9 +29,9 @@ pub struct Broker {
     /// The base URL of RabbitMQ's management API, with a user that has the tag `management`. With it a worker refuses
     /// to start while a policy would lose or delay jobs, and `roundelay topology check` sees arguments and policies.
     pub management: Option<Secret>,
-    /// Whether workers, and whoever enrolls, declare what is missing on RabbitMQ. With `false` they need no permission
-    /// to, and refuse to start where something is missing: `roundelay topology apply`, or an import, has declared it
-    /// before.
+    /// Whether workers, and programs that enroll, declare what is missing on RabbitMQ. With `false` they need no
+    /// permission for that, and refuse to start where something is missing: `roundelay topology apply`, or an import,
+    /// has declared it before.
     pub declare: bool,
     /// How many messages in a second one `enroll`, one sync of a roster, or one worker's catch-up publishes at most,
     /// so that the messages of chains that run are not late behind them.
@@ -81,7 +81,7 @@ pub struct Ledger {
     pub url: Secret,
     /// The user, in place of that of a `postgres://` URL, as it stands.
     pub username: Option<Secret>,
-    /// Likewise the password.
+    /// The password, in place of the URL's, as it stands.
     pub password: Option<Secret>,
     /// How long the records of attempts that have ended are kept.
     #[cfg_attr(test, schemars(extend("x-least" = "0s", "x-most" = "3660days")))]
@@ -105,7 +105,7 @@ impl Default for Ledger {
 #[serde(deny_unknown_fields, default)]
 pub struct Encryption {
     /// The key that new texts are sealed with: a name under `keys`. Empty, new ones are plain; what is sealed is opened
-    /// all the same. `require`, or with several keys `require:NAME`, seals likewise, and takes nothing that is plain:
+    /// all the same. `require`, or with several keys `require:NAME`, seals too, and takes nothing that is plain:
     /// chains whose payload is wait for `roundelay encryption --reseal`, and messages whose payload is go to quarantine.
     pub seal: Option<String>,
     /// Keys by name: 64 random bytes each, in Base64 (`openssl rand -base64 64`), for AES-256-SIV. Keep a key here as long

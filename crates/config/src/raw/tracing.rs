@@ -20,7 +20,8 @@ pub struct Tracing {
     /// Request headers for it, such as a token.
     #[cfg_attr(test, schemars(with = "Option<BTreeMap<String, Secret>>"))]
     pub headers: Option<BTreeMap<String, String>>,
-    /// The share of ticks, and of jobs that nobody else traces, that are recorded. All workers choose the same.
+    /// The share of ticks, and of jobs without a trace of their publisher, that are recorded. All workers choose the
+    /// same.
     #[cfg_attr(test, schemars(range(min = 0.0, max = 1.0), extend("default" = 0.01)))]
     pub sample: Option<f64>,
     /// Whether traces tell keys, and the ids of one-off jobs, which their publishers choose.

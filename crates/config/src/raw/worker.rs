@@ -19,8 +19,8 @@ pub struct Worker {
     /// shows that a worker has ended, others do not wait for it.
     #[cfg_attr(test, schemars(extend("x-least" = "3s", "x-most" = "1h")))]
     pub lease: HumanDuration,
-    /// Address and port where the worker answers `/metrics`, `/healthz` and `/readyz`, to whoever reaches it. Each
-    /// worker on a machine needs a port of its own. Without it nothing listens.
+    /// Address and port where the worker answers `/metrics`, `/healthz` and `/readyz`, to all clients that reach it.
+    /// Each worker on a machine needs a port of its own. Without it nothing listens.
     pub listen: Option<String>,
     /// What handlers reach `listen` by, as a URL: each job then says where its run can report how far it has come. By
     /// default it is the address in `listen`; where that is `0.0.0.0`, there is none.

@@ -23,7 +23,7 @@ const LEAST: &str = "x-least";
 const MOST: &str = "x-most";
 /// Stands in a path for the entries of a list.
 const ENTRY: &str = "[]";
-/// Likewise for those of a table whose names are the user's own.
+/// Stands in a path for the entries of a table whose names are the user's own.
 const ANY: &str = "*";
 
 /// The JSON Schema of the file, of which `null`, which TOML does not have, is no part.

@@ -41,7 +41,7 @@ const ON_THE_WAY: u32 = 4;
 const HANDED_OUT_AFTER: Duration = Duration::from_millis(200);
 /// A job that is postponed looks again after this long, since the hold may be released.
 const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
-/// No more of limits that nobody waits for are looked at again for being forgotten.
+/// At most so many limits without a waiter are looked at at once, to forget those that are idle.
 const FEW: usize = 1_000;
 
 /// All throttles of a configuration, by name.

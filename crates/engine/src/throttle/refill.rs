@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::wait_queue::{Rank, WaitQueue};
 use super::{ON_THE_WAY, Slot, Throttle};
 
-/// Where that is so long, a slot is asked for only just before it opens, and whoever comes meanwhile with a higher
-/// priority has it: an answer that takes its time makes the start late, and loses nothing.
+/// Where the lead is this long, a slot is asked for only just before it opens, so that a start of a higher priority
+/// that comes meanwhile gets it. A slow answer then makes the start late, and loses nothing.
 const UNHURRIED: Duration = Duration::from_millis(100);
 /// Of workers that wait for the same slot, the one whose first start is due just now asks for it so much later than
 /// one whose first start is overdue for [`OLDEST`]. It is a part of the lead, or far below the slip, so that no slot is lost.
@@ -156,8 +156,8 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue
     }
 }
 
-/// How much later than the others a worker asks whose first start is overdue for so long: the older, the sooner. Whoever
-/// asks first has the slot, and without this it would always be the worker with the shortest way to the ledger. By
+/// How much later than the others a worker asks whose first start is overdue for so long: the older, the sooner. The
+/// worker that asks first gets the slot. Without this it would always be the worker nearest to the ledger. By
 /// logarithms, since a second counts for more among starts that are due just now.
 fn hesitation(overdue: Duration) -> Duration {
     let age = |overdue: Duration| overdue.min(OLDEST).as_secs_f64().ln_1p();

@@ -17,7 +17,7 @@ pub struct Span {
     pub role: Role,
     /// Nanoseconds since 1970.
     pub start: u64,
-    /// Likewise.
+    /// Nanoseconds since 1970.
     pub end: u64,
     /// What is known of it.
     pub attributes: Vec<Attribute>,

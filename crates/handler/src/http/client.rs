@@ -1,7 +1,7 @@
 //! The clients that calls are made with, and the lookup of names, which refuses what they may not lead to.
 //!
-//! The address that was checked is the one that is connected to, since whoever connects gets nothing but what has passed
-//! here. A connection that is kept is given to later calls by its name, without another look.
+//! The address that was checked is the one that is connected to, since the code that connects gets only addresses that
+//! have passed here. A connection that is kept is given to later calls by its name, without another look.
 
 use std::collections::BTreeMap;
 use std::error::Error;

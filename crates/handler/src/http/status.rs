@@ -16,7 +16,7 @@ pub(super) const DEFAULT_SNOOZE: Duration = Duration::from_secs(5);
 /// No answer puts a job off for less: an upstream that wants to be left alone says so in seconds.
 const MIN_SNOOZE: Duration = Duration::from_secs(1);
 
-/// What of an HTTP answer counts.
+/// The parts of an HTTP answer that count.
 #[derive(Clone, Copy, Debug)]
 pub struct Reply<'a> {
     /// The status.

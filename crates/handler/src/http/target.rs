@@ -1,6 +1,6 @@
 //! Where a job is POSTed to: a constant URL, or a template that is compiled once.
 //!
-//! Whoever names a key, or gives a payload, chooses values and not where they stand: what a template writes is encoded,
+//! A publisher of a key or a payload chooses values, and not where they stand: what a template writes is encoded,
 //! so that it is part of one segment of a path, or of one parameter, unless the template says `raw`.
 
 use std::fmt;
@@ -218,7 +218,7 @@ fn raw(value: &Value) -> Result<Value, Error> {
 /// Refuses a path with a segment that URLs take for "here" or "one up", however it is encoded: a job's values would
 /// lead elsewhere.
 fn stays(url: &str) -> Result<(), String> {
-    // As whoever parses URLs sees it: without these, and with backslashes for slashes.
+    // As parsers of URLs see it: without these, and with backslashes for slashes.
     let url: String = url.chars().filter(|c| !matches!(c, '\t' | '\n' | '\r')).collect();
     let after = url.split_once(':').map_or("", |(_, rest)| rest).trim_start_matches(['/', '\\']);
     let end = after.find(['?', '#']).unwrap_or(after.len());

@@ -23,10 +23,10 @@ use super::round;
 use super::stages::{Clock, Stages};
 
 pub(super) const KIND: &str = "cycle";
-/// Its platform queue.
+/// The platform queue of the benchmark.
 pub(super) const QUEUE: &str = "bench-cycle";
 
-/// What to measure.
+/// The settings of the measurement.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `embedded` or `amqp://…`.
@@ -35,41 +35,41 @@ pub struct Settings {
     pub ledger: String,
     /// Workers in this process, each with connections of its own. The raw loop has as many.
     pub workers: usize,
-    /// How many chains for the capacity: more than the delay allows for. With 0 it is not measured.
+    /// How many chains for the capacity: more than the delay allows for. With 0 the capacity is not measured.
     pub chains: usize,
-    /// Cycles per second for the lateness. With 0 it is not measured.
+    /// Cycles per second for the lateness. With 0 the lateness is not measured.
     pub rate: u32,
     /// The delay of each cycle.
     pub delay: Duration,
-    /// How long, engine and raw loop each, for each of the two.
+    /// How long engine and raw loop each run, for each of the two measurements.
     pub length: Duration,
-    /// Into how many turns that is divided.
+    /// How many turns engine and raw loop take within that time.
     pub turns: u32,
-    /// Messages that a worker has in work at the same time.
+    /// How many messages a worker processes at the same time.
     pub concurrency: u16,
-    /// Tells how often this process has allocated memory so far; only a program whose allocator counts can.
+    /// The number of allocations of this process so far; only a program with a counting allocator knows it.
     pub allocations: Option<fn() -> u64>,
 }
 
-/// One side's figures.
+/// The figures of engine or raw loop.
 #[derive(Clone, Debug, Default, Serialize, PartialEq)]
 pub struct Figures {
     /// Cycles per second.
     pub cycles_per_s: f64,
-    /// How late cycles began. The engine's: handler start after due time. The raw loop's: delivery after
-    /// publish plus delay.
+    /// How late cycles began. For the engine: handler start after due time. For the raw loop: delivery after publish
+    /// plus delay.
     pub late_ms: Lateness,
     /// CPU seconds of this process, not of the broker.
     pub cpu_s: f64,
-    /// Allocations of memory for each cycle, if they are counted: see `benches/allocations.rs`.
+    /// Memory allocations for each cycle, if they are counted: see `benches/allocations.rs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocations: Option<f64>,
-    /// CPU microseconds for each cycle, by thread of this process, and of all else on the machine
+    /// CPU microseconds for each cycle, by thread of this process, and of all other processes of the machine
     /// (`elsewhere`: broker, PostgreSQL). Only on Linux.
     pub cpu_us: BTreeMap<String, f64>,
 }
 
-/// Engine and raw loop with as many chains.
+/// Engine and raw loop with the same number of chains.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub struct Comparison {
     /// How many chains.
@@ -78,32 +78,32 @@ pub struct Comparison {
     pub seconds: f64,
     /// With engine and ledger.
     pub engine: Figures,
-    /// With neither.
+    /// Without engine and ledger.
     pub raw: Figures,
-    /// The engine's cycles per second by the raw loop's.
+    /// The engine's cycles per second divided by the raw loop's.
     pub ratio: f64,
-    /// The same of each turn.
+    /// The ratio of each turn.
     pub ratios: Vec<f64>,
-    /// The ledger's transactions for each cycle, groups of verbs counting once.
+    /// The ledger's transactions for each cycle; a group of verbs in one transaction counts once.
     pub transactions_per_cycle: f64,
-    /// Where the engine's time goes, from a turn of its own that is not in the figures above.
+    /// The stages of the engine's time, from an additional turn that is not in the figures above.
     pub stages_ms: Stages,
 }
 
 /// Both comparisons, as printed.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub struct Report {
-    /// Workers, and raw loops.
+    /// How many workers, and raw loops.
     pub workers: usize,
     /// The delay of each cycle, in milliseconds.
     pub delay_ms: u64,
     /// With more chains than can be served.
     pub capacity: Option<Comparison>,
-    /// With as many as make the wanted rate.
+    /// With the number of chains that gives the wanted rate.
     pub lateness: Option<Comparison>,
 }
 
-/// Counts cycles and their lateness; both sides use the same.
+/// Counts cycles and their lateness; engine and raw loop use the same.
 #[derive(Clone)]
 pub struct Meter(Arc<Mutex<Histogram<u64>>>);
 
@@ -112,7 +112,7 @@ impl Meter {
         Self(Arc::new(Mutex::new(histogram())))
     }
 
-    /// A cycle that was due at `due` begins now.
+    /// Records that a cycle that was due at `due` begins now.
     pub(super) fn cycle(&self, due: Time) {
         let late = micros_now().saturating_sub(due.as_millis().saturating_mul(1_000));
         let late = u64::try_from(late).unwrap_or(0);
@@ -127,19 +127,19 @@ impl Meter {
     }
 }
 
-/// Of microseconds, from 1 to an hour.
+/// A histogram of microseconds, from 1 to an hour.
 pub(super) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 3_600_000_000, 3).expect("constant bounds in range")
 }
 
-/// Lateness is measured finer than [`Time`] counts.
+/// The time in microseconds: finer than [`Time`].
 #[allow(clippy::disallowed_methods)]
 pub(super) fn micros_now() -> i64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// What has been measured of one side so far.
+/// The measurements of engine or raw loop so far.
 pub(super) struct Side {
     pub(super) meter: Meter,
     late: Histogram<u64>,
@@ -152,7 +152,7 @@ pub(super) struct Side {
 }
 
 impl Side {
-    /// Nothing yet. `count` tells the allocations of this process so far.
+    /// No measurements yet. `count` answers the allocations of this process so far.
     pub(super) fn new(count: Option<fn() -> u64>) -> Self {
         let meter = Meter::new();
         Self {
@@ -167,7 +167,7 @@ impl Side {
         }
     }
 
-    /// Measures for `length`; answers with the cycles per second of that.
+    /// Measures for `length`; answers the cycles per second in that time.
     pub(super) async fn measure(&mut self, length: Duration) -> f64 {
         self.meter.take();
         let (cpu, threads, machine, start) = (cpu_seconds(), cpu_of_threads(), Machine::now(), Instant::now());
@@ -184,12 +184,12 @@ impl Side {
         self.seconds += seconds;
         self.cpu_s += cpu;
         let late = self.meter.take();
-        // The same bounds, so nothing is out of range.
+        // Both histograms have the same bounds, so nothing is out of range.
         let _ = self.late.add(&late);
         late.len() as f64 / seconds.max(0.001)
     }
 
-    /// Of all that was measured.
+    /// The figures of all measurements.
     pub(super) fn figures(&self) -> Figures {
         let cycles = self.late.len() as f64;
         let micros = |seconds: f64| (seconds * 1e7 / cycles.max(1.0)).round() / 10.0;
@@ -200,13 +200,13 @@ impl Side {
             late_ms: Lateness::of_micros(&self.late),
             cpu_s: round(self.cpu_s),
             allocations: self.count.map(|_| round(self.allocations as f64 / cycles.max(1.0))),
-            // Threads that do next to nothing are no figure.
+            // Threads with less CPU time are left out.
             cpu_us: all.filter(|(_, micros)| *micros >= 0.5).collect(),
         }
     }
 }
 
-/// Measures, telling `note` what is going on.
+/// Measures, and reports its progress to `note`.
 ///
 /// # Errors
 /// When something cannot be started.
@@ -261,7 +261,7 @@ async fn compare(settings: &Settings, chains: usize, note: impl Fn(&str)) -> Res
     })
 }
 
-/// Every chain has begun after one delay; a second one lets the beginning die away.
+/// Every chain has begun after one delay; in a second one the effects of the start end.
 pub(super) fn settle(delay: Duration) -> Duration {
     (delay * 2).max(Duration::from_secs(2))
 }
@@ -288,7 +288,7 @@ fn config(settings: &Settings) -> Result<Config, StartError> {
     ground::config(broker, ledger, &rest)
 }
 
-/// Answers with the cycles per second, and with what the ledger had to do.
+/// Answers the cycles per second, and the ledger's work.
 async fn run_engine(
     settings: &Settings,
     chains: usize,

@@ -1,4 +1,4 @@
-//! How flat a fleet's starts are: the busiest second beside the mean, in virtual time.
+//! How flat a fleet's starts are: the busiest second divided by the mean one, in virtual time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,47 +15,47 @@ use tokio::time::Instant;
 use super::chains::{KIND, QUEUE};
 use super::{ground, round};
 
-/// Any beginning will do.
+/// The beginning of virtual time; any time will do.
 const FROM: Time = Time::from_millis(1_800_000_000_000);
 
-/// What to measure.
+/// The settings of the measurement.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// How many chains.
     pub chains: u64,
-    /// Their interval.
+    /// The interval of the chains.
     pub every: Duration,
-    /// Its jitter, to either side.
+    /// The jitter of the interval, to either side.
     pub jitter: Duration,
-    /// How long they run before it is measured.
+    /// How long the chains run before the measurement begins.
     pub settle: Duration,
-    /// How long is measured.
+    /// How long the measurement takes.
     pub length: Duration,
-    /// Workers that share them.
+    /// How many workers share the chains.
     pub workers: usize,
-    /// Decides all dice.
+    /// The seed of all random choices.
     pub seed: u64,
 }
 
-/// One beginning.
+/// The figures of one way to begin.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub struct Report {
-    /// How the chains began, or what befell them.
+    /// How the chains began, or which fault they had.
     pub begun: &'static str,
     /// Starts that were measured.
     pub starts: u64,
-    /// In a second, in the mean.
+    /// Starts per second, in the mean.
     pub mean: f64,
-    /// In the busiest second.
+    /// Starts in the busiest second.
     pub peak: u64,
-    /// The second by the first.
+    /// `peak` divided by `mean`.
     pub peak_to_mean: f64,
-    /// Starts per second of real time, the ones before the measurement included: how fast virtual time goes.
+    /// Starts per second of real time, including those before the measurement: how fast virtual time passes.
     pub virtual_starts_per_s: f64,
 }
 
-/// Measures fleets that begin spread out, that begin all at once, and whose workers were away, telling `note`
-/// what is going on.
+/// Measures fleets that begin spread out, that begin all at once, and whose workers were away; reports its progress to
+/// `note`.
 ///
 /// # Errors
 /// When the engine does not start on such a configuration.
@@ -92,7 +92,7 @@ pub fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Vec<Report>, Star
     Ok(reports)
 }
 
-/// The first of the columns of a whole length that lies within its last part.
+/// The first of the columns of the whole length that lies within its last part.
 fn first_column(width: Duration, whole: Duration, last: Duration) -> usize {
     (whole.saturating_sub(last)).as_millis().div_ceil(width.as_millis().max(1)) as usize
 }
@@ -119,7 +119,7 @@ fn plan(
 }
 
 fn config(settings: &Settings) -> Result<Config, StartError> {
-    // As many as are there would be in work, if they all came at once.
+    // The number of messages that would be processed at the same time if they all came at once.
     let room = settings.chains.clamp(1, 4_096);
     let jitter = match settings.jitter {
         Duration::ZERO => String::new(),

@@ -1,4 +1,4 @@
-//! What this process takes, and the machine.
+//! The resource use of this process, and of the machine.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -7,7 +7,7 @@ use std::{fs, io};
 
 pub(super) use roundelay_engine::telemetry::process::{cpu_seconds, resident};
 
-/// CPU seconds by name of thread, where the system tells (only Linux does).
+/// CPU seconds by name of thread, if the system reports them (only Linux does).
 pub(super) fn cpu_of_threads() -> BTreeMap<String, f64> {
     let mut seconds = BTreeMap::new();
     for thread in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
@@ -26,7 +26,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Until now; `None` where the system does not say (only Linux does).
+    /// The values until now; `None` if the system does not report them (only Linux does).
     pub(super) fn now() -> Option<Self> {
         Self::read(&fs::read_to_string("/proc/stat").ok()?)
     }
@@ -34,7 +34,7 @@ impl Machine {
     fn read(stat: &str) -> Option<Self> {
         let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
         let columns: Vec<f64> = line.split_whitespace().map_while(|column| column.parse().ok()).collect();
-        // user, nice, system, idle, iowait, irq, softirq, steal; guests are in the first two already.
+        // user, nice, system, idle, iowait, irq, softirq, steal; guests are included in the first two.
         let all: f64 = columns.iter().take(8).sum();
         Some(Self { busy: all - columns.get(3)? - columns.get(4)?, all })
     }
@@ -46,8 +46,8 @@ impl Machine {
     }
 }
 
-/// Bytes of disk that the files in a folder take, and those in folders within it. A file that goes while they are
-/// counted is not counted.
+/// Bytes of disk that the files in a folder use, and those in folders within it. A file that is removed during the
+/// count is not counted.
 pub(super) fn disk_usage(folder: &Path) -> io::Result<u64> {
     let gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
     let mut bytes = 0;
@@ -84,7 +84,7 @@ mod tests {
         let write = |name: &str| {
             let mut file = fs::File::create(folder.path().join(name)).unwrap();
             file.write_all(&vec![1; 1_000_000]).unwrap();
-            // Only then has it been given its place.
+            // The file system allocates the blocks only then.
             file.sync_all().unwrap();
         };
         assert!(disk_usage(folder.path()).unwrap() < 500_000);

@@ -1,7 +1,6 @@
-//! What measurements stand on: a broker, a ledger, and some workers in this process.
+//! The resources of a benchmark: a broker, a ledger, and some workers in this process.
 //!
-//! Each worker has connections of its own, and by that a ledger of its own on the same file or server, as
-//! processes have.
+//! Each worker has connections of its own, and so a ledger of its own on the same file or server, as processes have.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -25,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::chains::{KIND, QUEUE};
 
-/// Entities enrolled in one transaction.
+/// How many entities are enrolled in one transaction.
 const BATCH: usize = 1_000;
 
 /// Reads a benchmark's configuration: broker and ledger, and what `rest` says about queue, kind and throttle.
@@ -35,14 +34,14 @@ pub(super) fn config(broker: &str, ledger: &str, rest: &str) -> Result<Config, S
     Config::parse(&text, "the benchmark's configuration", []).map_err(|error| StartError::Setup(error.to_string()))
 }
 
-/// Connections for each worker, and the broker empty.
+/// Connections for each worker, and an empty broker.
 pub(super) struct Ground {
     config: Config,
     workers: Vec<Connections>,
 }
 
 impl Ground {
-    /// Connects each of so many workers, and ends what an earlier benchmark has left.
+    /// Connects `workers` workers, and removes what an earlier benchmark has left.
     pub(super) async fn open(config: Config, workers: usize) -> Result<Self, StartError> {
         let node = matches!(config.broker.url, BrokerUrl::Embedded)
             .then(|| EmbeddedBroker::new(Names::new(&config.broker.prefix)));
@@ -57,8 +56,8 @@ impl Ground {
         Self::on(config, all).await
     }
 
-    /// Connects each worker anew, as after a restart: nothing is in its memory any more of what has been done so
-    /// far. Not for the embedded broker, which would lose its messages.
+    /// Connects each worker anew, as after a restart: nothing of the work so far is in its memory any more. Not for the
+    /// embedded broker, which would lose its messages.
     pub(super) async fn restarted(self) -> Result<Self, StartError> {
         let Self { config, workers } = self;
         let count = workers.len();
@@ -72,12 +71,11 @@ impl Ground {
         Ok(Self { config, workers })
     }
 
-    /// Whether the broker is the one in this process.
     pub(super) fn is_embedded(&self) -> bool {
         matches!(self.config.broker.url, BrokerUrl::Embedded)
     }
 
-    /// On these connections, of which there is at least one.
+    /// Uses these connections, at least one.
     pub(super) async fn on(config: Config, workers: Vec<Connections>) -> Result<Self, StartError> {
         let (topology, ground) = (config.topology(), Self { config, workers });
         ground.first().broker.remove(&topology).await?;
@@ -92,13 +90,13 @@ impl Ground {
         &self.workers[0]
     }
 
-    /// Has the workers publish and consume by what `wrap` makes of their brokers.
+    /// Replaces the workers' brokers by the answers of `wrap`.
     pub(super) fn through(mut self, wrap: impl Fn(Arc<dyn Broker>) -> Arc<dyn Broker>) -> Self {
         self.workers.iter_mut().for_each(|worker| worker.broker = wrap(worker.broker.clone()));
         self
     }
 
-    /// Begins so many chains, on all queues in turn, their first ticks spread over `window`; by default over their
+    /// Begins `chains` chains, on all queues in turn, their first ticks spread over `window`; by default over their
     /// interval.
     pub(super) async fn enroll(
         &self,
@@ -121,7 +119,7 @@ impl Ground {
         Ok(())
     }
 
-    /// Begins so many chains as `roundelay enroll` does, from a roster in CSV, row by row.
+    /// Begins `chains` chains as `roundelay enroll` does, from a roster in CSV, row by row.
     pub(super) async fn enroll_roster(&self, chains: usize, mut note: impl FnMut(usize)) -> Result<(), StartError> {
         let wishes = Wishes { own_process: true, ..Wishes::default() };
         let failed = |error: SyncError| StartError::Setup(error.to_string());
@@ -139,7 +137,7 @@ impl Ground {
         }
     }
 
-    /// Starts the workers and waits until they consume. Each start is told to `started`, and `probe` watches.
+    /// Starts the workers and waits until they consume. `started` is called at each start, and `probe` watches.
     pub(super) async fn start(
         &self,
         chores: bool,
@@ -156,7 +154,7 @@ impl Ground {
         self.start_prepared(prepare, started).await
     }
 
-    /// The same for engines that are `prepared`.
+    /// Starts workers with engines that `prepared` has prepared.
     pub(super) async fn start_prepared(
         &self,
         prepare: impl Fn(Engine) -> Engine,
@@ -182,7 +180,7 @@ impl Ground {
         Ok(workers)
     }
 
-    /// What the ledgers of all workers had to do.
+    /// The work of all workers' ledgers.
     pub(super) fn traffic(&self) -> Traffic {
         self.workers.iter().map(|worker| worker.ledger.traffic()).fold(Traffic::default(), |sum, one| Traffic {
             writes: sum.writes + one.writes,
@@ -196,8 +194,8 @@ impl Ground {
         Ok(self.first().broker.depth(QUEUE).await?.ready)
     }
 
-    /// Ends the chains, so that a worker on this ledger has nothing to do with them, and cleans up on the
-    /// broker, by connections of its own.
+    /// Ends the chains, so that a later worker on this ledger does not run them, and cleans up on the broker, with
+    /// connections of its own.
     pub(super) async fn clear(self) -> Result<(), StartError> {
         let ours = ChainFilter { kind: Some(KIND.into()), key: None, ..ChainFilter::default() };
         self.first().ledger.order_chains(ours, ChainOrder::Retire).await?;
@@ -210,7 +208,7 @@ impl Ground {
     }
 }
 
-/// A roster in CSV that is written as it is read, so that it takes no memory beside the chains.
+/// A roster in CSV that is generated while it is read, so that it takes no memory beside the chains.
 struct Roster {
     run: String,
     rows: usize,
@@ -248,14 +246,14 @@ impl Workers {
         self.telemetries.iter().for_each(|telemetry| telemetry.reset_lateness());
     }
 
-    /// How long was waited for slots.
+    /// How long jobs waited for slots.
     pub(super) fn waits(&self) -> Latenesses {
         let mut all = Latenesses::default();
         self.telemetries.iter().for_each(|telemetry| all.add(&telemetry.waits()));
         all
     }
 
-    /// Stops them in good order.
+    /// Stops the workers as a signal would.
     pub(super) async fn stop(self) -> Result<(), StartError> {
         self.stop.cancel();
         for engine in self.engines {

@@ -1,4 +1,4 @@
-//! A throttle with very many keys: what a worker and a ledger keep of them, and that they forget.
+//! A throttle with very many keys: what a worker and a ledger store for them, and that they forget them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,14 +16,14 @@ use super::gauge::{cpu_seconds, mib, resident};
 use super::ground::{self, Ground};
 use super::round;
 
-/// With no start for so long something is wrong.
+/// If no start comes for this long, something is wrong.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Keys forgotten in one transaction.
+/// How many keys are forgotten in one transaction.
 const AT_ONCE: u32 = 10_000;
-/// A key of one start per second is as good as new so long after it, and a little more.
+/// A key of one start per second is fully refilled this long after its use, with a reserve.
 const IDLE: Duration = Duration::from_secs(3);
 
-/// What to measure.
+/// The settings of the measurement.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `embedded` or `amqp://…`.
@@ -32,7 +32,7 @@ pub struct Settings {
     pub ledger: String,
     /// How many keys, each with a chain.
     pub keys: usize,
-    /// Messages in work at the same time.
+    /// How many messages are processed at the same time.
     pub concurrency: u16,
 }
 
@@ -45,36 +45,36 @@ pub struct Report {
     pub seconds: f64,
     /// Starts per second.
     pub starts_per_s: f64,
-    /// Transactions of the ledger in that time that handed out slots.
+    /// The ledger's transactions in that time that handed out slots.
     pub slot_transactions: u64,
-    /// All of its transactions in that time.
+    /// All transactions of the ledger in that time.
     pub transactions: u64,
     /// CPU seconds of this process in that time.
     pub cpu_s: f64,
-    /// Memory of this process in MiB: with all chains begun and none started, when all keys were used, and when
-    /// they were forgotten. `None` where the system does not say.
+    /// Memory of this process in MiB: with all chains begun and none started, when all keys were used, and when they
+    /// were forgotten. `None` if the system does not report it.
     pub resident_mib: Option<[f64; 3]>,
-    /// What the ledger takes for the keys, in MiB, at these three times.
+    /// The ledger's size for the keys, in MiB, at these three times.
     pub throttle_mib: [f64; 3],
-    /// What the ledger takes in all, in MiB, at these three times.
+    /// The ledger's whole size, in MiB, at these three times.
     pub ledger_mib: [f64; 3],
-    /// Keys that it remembers, at these three times.
+    /// How many keys the ledger remembers, at these three times.
     pub remembered: [u64; 3],
     /// How long forgetting took, in seconds.
     pub forgot_in_s: f64,
 }
 
-/// Measures, telling `note` what is going on.
+/// Measures, and reports its progress to `note`.
 ///
 /// # Errors
-/// When something cannot be started, or does not.
+/// When something cannot be started, or no start comes.
 pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, StartError> {
     let keys = settings.keys;
     note(&format!("begins {keys} chains"));
     let ground = Ground::open(config(settings)?, 1).await?;
     ground.enroll(keys, Some(Duration::ZERO), |_| {}).await?;
     let ledger = &ground.first().ledger;
-    // Those that other measurements have left.
+    // Keys of earlier measurements.
     while ledger.forget_idle(AT_ONCE).await? > 0 {}
     let (memory_before, size_before) = (resident(), ledger.size().await?);
 

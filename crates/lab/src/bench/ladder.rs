@@ -1,6 +1,6 @@
 //! Delays of all lengths: how many rungs each takes, and how late it ends.
 //!
-//! On a broker, those that one can wait for. On the embedded one in virtual time, all of them.
+//! On RabbitMQ, delays that are short enough to wait for. On the embedded broker all of them, in virtual time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -27,20 +27,20 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::chains::{KIND, QUEUE, histogram, micros_now};
 use super::ground::{self, Ground};
 
-/// When virtual time begins; any time will do.
+/// The beginning of virtual time; any time will do.
 const FROM: Time = Time::from_millis(1_800_000_000_000);
-/// Over so long the messages of each delay are published.
+/// The time over which the messages of each delay are published.
 const OVER: Duration = Duration::from_secs(2);
-/// So long nothing may arrive after the last was due.
+/// If no message arrives for this long after the last was due, messages are lost.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Delays that are measured, in milliseconds: round ones, and some that no rung hits.
+/// The measured delays, in milliseconds: round ones, and some that no rung has.
 const DELAYS: [u64; 24] = [
     10, 20, 50, 100, 200, 250, 500, 777, 1_000, 1_500, 2_000, 5_000, 7_321, 10_000, 30_000, 60_000, 61_234, 300_000,
     900_000, 3_600_000, 4_053_217, 21_600_000, 50_000_123, 86_400_000,
 ];
 
-/// What to measure.
+/// The settings of the measurement.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `embedded` or `amqp://…`.
@@ -49,26 +49,26 @@ pub struct Settings {
     pub ledger: String,
     /// How many messages for each delay.
     pub messages: usize,
-    /// Longer ones are not waited for; on the embedded broker, where time is virtual, all are.
+    /// Longer delays are not measured; on the embedded broker, where time is virtual, all are.
     pub longest: Duration,
 }
 
-/// A delay.
+/// The figures of a delay.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub struct Report {
-    /// How long, in milliseconds.
+    /// The delay, in milliseconds.
     pub delay_ms: u64,
-    /// Rungs on its way.
+    /// How many rungs a message passes.
     pub hops: u32,
     /// How many messages arrived.
     pub messages: u64,
-    /// How many of them too early.
+    /// How many of them arrived too early.
     pub early: u64,
-    /// How late they were; `None` where none was waited for.
+    /// How late they were; `None` if the delay was not measured.
     pub late_ms: Option<Lateness>,
 }
 
-/// Measures, telling `note` what is going on.
+/// Measures, and reports its progress to `note`.
 ///
 /// # Errors
 /// When something cannot be started, or a message does not arrive.
@@ -103,7 +103,7 @@ fn in_virtual_time(config: &Config, settings: &Settings) -> Result<Vec<Report>, 
     })
 }
 
-/// What has arrived of a delay.
+/// The messages of a delay that have arrived.
 struct Arrived {
     late: Mutex<Histogram<u64>>,
     early: AtomicU64,

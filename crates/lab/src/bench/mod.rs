@@ -1,13 +1,13 @@
-//! Measurements.
+//! Benchmarks.
 //!
-//! - [`chains`] and `raw`: cycles per second, and lateness; [`stages`]: where their time goes.
+//! - [`chains`] and `raw`: cycles per second, and lateness; [`stages`]: the stages of a cycle.
 //! - [`shards`]: the same on one platform queue and on several, on one rung and on several.
 //! - [`throttles`], judged by `windows`: how much of a throttle is used, and whether ever too much.
 //! - [`keys`]: a throttle with very many keys.
-//! - [`parked`]: what chains that sleep cost.
+//! - [`parked`]: the cost of sleeping chains.
 //! - [`restart`]: a start when all chains are overdue.
 //! - [`flat`]: how flat a fleet's starts are. [`ladder`]: delays of all lengths.
-//! - `ground` and `gauge`: what they stand on, and what this process takes.
+//! - `ground` and `gauge`: the resources of a benchmark, and the resource use of this process.
 
 pub mod chains;
 pub mod flat;
@@ -22,7 +22,7 @@ pub mod shards;
 pub mod stages;
 pub mod throttles;
 
-/// Two digits after the point.
+/// Rounds to two digits after the point.
 fn round(x: f64) -> f64 {
     (x * 100.0).round() / 100.0
 }

@@ -1,4 +1,4 @@
-//! What chains cost that sleep: nothing is due, and nobody polls them.
+//! The cost of sleeping chains: nothing is due, and nothing polls them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,20 +22,20 @@ use super::round;
 /// When all chains are due.
 const ASLEEP: Duration = Duration::from_secs(20 * 86_400);
 
-/// What to measure.
+/// The settings of the measurement.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `embedded` or `amqp://…`.
     pub broker: String,
     /// `sqlite://…` or `postgres://…`.
     pub ledger: String,
-    /// The base URL of RabbitMQ's management API, with user and password, to ask how much memory it takes.
+    /// The base URL of RabbitMQ's management API, with user and password, for the broker's memory.
     pub management: Option<String>,
-    /// The broker's data directory, if it is on this machine, to tell how much disk it takes.
+    /// The broker's data directory, if it is on this machine, for the broker's disk use.
     pub broker_data: Option<PathBuf>,
     /// How many chains.
     pub chains: usize,
-    /// How long what enrolling has left to be done may take, before it is measured.
+    /// How long to wait after enrolling, before the measurement begins.
     pub settle: Duration,
     /// How long to measure.
     pub length: Duration,
@@ -48,31 +48,31 @@ pub struct Report {
     pub chains: usize,
     /// How long it took to begin them from a roster in CSV, in seconds.
     pub enrolled_in_s: f64,
-    /// For how long was measured, in seconds.
+    /// How long the measurement took, in seconds.
     pub seconds: f64,
-    /// The share of one core that this process took, in percent.
+    /// The share of one core that this process used, in percent.
     pub cpu_percent: f64,
-    /// Memory of this process in MiB: before there were chains, and while they slept. With the embedded broker
-    /// their messages are in it.
+    /// Memory of this process in MiB: before there were chains, and while they slept. With the embedded broker this
+    /// includes their messages.
     pub resident_mib: Option<[f64; 2]>,
-    /// What the ledger takes in MiB, before and then.
+    /// The size of the ledger in MiB, before there were chains, and while they slept.
     pub ledger_mib: [f64; 2],
     /// Transactions of the ledger while they slept.
     pub transactions: u64,
-    /// Its queries.
+    /// Queries of the ledger while they slept.
     pub reads: u64,
-    /// Chains that woke up meanwhile; none should.
+    /// Chains that woke up meanwhile; must be 0.
     pub started: u64,
-    /// Memory of all nodes of the broker in MiB, before and then, if it could be asked.
+    /// Memory of all nodes of the broker in MiB, before and then, if the management API is known.
     pub broker_mib: Option<[f64; 2]>,
-    /// Disk that its data directory takes in MiB, before and then, if it was told.
+    /// Disk use of the broker's data directory in MiB, before and then, if the directory is known.
     pub broker_disk_mib: Option<[f64; 2]>,
 }
 
-/// Measures, telling `note` what is going on.
+/// Measures, and reports its progress to `note`.
 ///
 /// # Errors
-/// When something cannot be started, or the management API cannot be asked.
+/// When something cannot be started, or the management API does not answer.
 pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, StartError> {
     let mut ground = Ground::open(config(settings)?, 1).await?;
     let size = ground.first().ledger.size().await?;
@@ -89,7 +89,7 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
         .await?;
     let enrolled = begin.elapsed().as_secs_f64();
     if !ground.is_embedded() {
-        // As a worker that was not the one to begin them.
+        // As a worker that did not begin the chains.
         ground = ground.restarted().await?;
     }
     note(&format!("they sleep, and a worker has been started; measures for {}", short_duration(settings.length)));

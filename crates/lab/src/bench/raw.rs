@@ -1,5 +1,5 @@
-//! The physical limit of a cycle: consume, publish to a rung and see it confirmed, acknowledge.
-//! On RabbitMQ it goes straight through the client library, past everything of the engine's.
+//! The physical limit of a cycle: consume, publish to a rung and wait for the confirmation, acknowledge. On RabbitMQ
+//! the loop uses the client library directly, without the engine's code.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,26 +28,26 @@ use tokio_util::task::TaskTracker;
 
 use super::chains::{KIND, Meter, QUEUE};
 
-/// What the names of exchanges and queues begin with.
+/// The prefix of exchanges and queues.
 const WORK: &str = "roundelay-bench-raw.work";
 const RUNG: &str = "roundelay-bench-raw.rung";
-/// No loop has more queues or more rungs. What an earlier one has left is looked for so far.
+/// The most queues and the most rungs of a loop. The clean-up after an earlier loop looks for this many.
 pub const MAX_SHARDS: usize = 16;
 
-/// What loops go round on.
+/// The queues and rungs of the loops.
 #[derive(Clone, Debug)]
 pub struct Course {
     /// `embedded` or `amqp://…`.
     pub broker: String,
     /// How many loops, each with connections of its own.
     pub workers: usize,
-    /// Work queues, at most [`MAX_SHARDS`]. Each message stays on its own.
+    /// How many work queues, at most [`MAX_SHARDS`]. Each message stays on its own.
     pub queues: usize,
-    /// The delay over which the messages begin.
+    /// The delay over which the first messages are spread.
     pub delay: Duration,
-    /// The rungs' times to live, at least one and at most [`MAX_SHARDS`]: messages take one after the other.
+    /// The times to live of the rungs, at least one and at most [`MAX_SHARDS`]: messages use one after the other.
     pub rungs: Vec<Duration>,
-    /// Messages that a loop has in work at the same time, on all queues together.
+    /// How many messages a loop processes at the same time, on all queues together.
     pub concurrency: u16,
 }
 
@@ -56,7 +56,7 @@ impl Course {
         self.queues.clamp(1, MAX_SHARDS)
     }
 
-    /// The share of a queue's consumer in what is in work.
+    /// The share of each queue's consumer in the concurrency.
     fn prefetch(&self) -> u16 {
         (usize::from(self.concurrency) / self.queues()).max(1).try_into().unwrap_or(u16::MAX)
     }
@@ -72,7 +72,7 @@ fn rung(n: usize) -> String {
     format!("{RUNG}-{n}")
 }
 
-/// Gives messages to rungs, one after the other.
+/// Assigns messages to rungs, one after the other.
 #[derive(Clone)]
 struct Rungs(Arc<(Vec<Duration>, AtomicUsize)>);
 
@@ -81,7 +81,7 @@ impl Rungs {
         Self(Arc::new((rungs.to_vec(), AtomicUsize::new(0))))
     }
 
-    /// The number of the next rung, and how long one sleeps there.
+    /// The number of the next rung, and its delay.
     fn next(&self) -> (usize, Duration) {
         let (rungs, next) = &*self.0;
         let n = next.fetch_add(1, Ordering::Relaxed) % rungs.len();
@@ -89,7 +89,7 @@ impl Rungs {
     }
 }
 
-/// Raw loops that go round, one for each worker.
+/// Running loops, one for each worker.
 pub enum RawLoop {
     /// Through lapin.
     Amqp(Vec<AmqpLoop>),
@@ -98,10 +98,10 @@ pub enum RawLoop {
 }
 
 impl RawLoop {
-    /// Starts going round with as many messages as there would be chains, spread over the delay.
+    /// Starts the loops with as many messages as there would be chains, spread over the delay.
     pub async fn start(course: &Course, chains: usize, meter: Meter) -> Result<Self, StartError> {
         let (workers, rungs) = (course.workers.max(1), Rungs::new(&course.rungs));
-        // The first ones have one more each, if they do not come out even.
+        // If they cannot be divided evenly, the first workers have one more each.
         let share = |worker: usize| chains / workers + usize::from(worker < chains % workers);
         if course.broker == "embedded" {
             let node = embedded_node(course).await?;
@@ -119,7 +119,7 @@ impl RawLoop {
         Ok(Self::Amqp(loops))
     }
 
-    /// Stops and cleans up.
+    /// Stops the loops and cleans up.
     pub async fn stop(self) -> Result<(), StartError> {
         match self {
             Self::Amqp(loops) => {
@@ -127,8 +127,8 @@ impl RawLoop {
                 for amqp in loops {
                     publish = Some(amqp.stop().await.map_err(broker_error)?);
                 }
-                // The consumers' connections are gone by now: a queue deleted under a consumer ends it with a
-                // cancellation that crosses its own.
+                // The consumers' connections are closed by now: if a queue is deleted under a consumer, the server's
+                // cancellation crosses the consumer's own.
                 match publish {
                     Some((connection, channel)) => clean_up(connection, channel).await.map_err(broker_error),
                     None => Ok(()),
@@ -156,7 +156,7 @@ fn broker_error(error: lapin::Error) -> StartError {
     BrokerError::Other(format!("the raw loop: {error}")).into()
 }
 
-/// A message as large as a chain's, whose due time is said when it is sent.
+/// A message as large as a chain's. Its due time is set when it is sent.
 fn message(number: usize) -> Envelope {
     let hint = Hint {
         kind: KIND.into(),
@@ -172,7 +172,7 @@ fn message(number: usize) -> Envelope {
     hint.envelope("0123456789abcdef")
 }
 
-/// When the `n`-th message of `count` is to be put in, so that they begin evenly over the delay.
+/// When the `n`-th message of `count` is published first, so that they begin evenly over the delay.
 fn turn(start: Instant, n: usize, count: usize, delay: Duration) -> Instant {
     start + roundelay_model::schedule::spread(n, count, delay)
 }
@@ -249,20 +249,20 @@ impl AmqpLoop {
         Ok(Self { connections, publish, stop, tasks })
     }
 
-    /// Answers with what it has published by.
+    /// Answers the connection and the channel for publishing.
     async fn stop(self) -> Result<(Connection, Channel), lapin::Error> {
         self.stop.cancel();
         for task in self.tasks {
             let _ = task.await;
         }
         let [publishing, consuming] = self.connections;
-        // Its channel closes itself at the same time, and whichever comes second is refused.
+        // Its channel closes at the same time, and the second close is refused.
         let _ = consuming.close(200, "done".into()).await;
         Ok((publishing, self.publish))
     }
 }
 
-/// The way of messages to a work queue, over the rungs.
+/// The path of messages to a work queue, over the rungs.
 #[derive(Clone)]
 struct Way {
     channel: Channel,
@@ -271,7 +271,7 @@ struct Way {
 }
 
 impl Way {
-    /// Sends the message on its way, due when it will have slept on its rung.
+    /// Publishes the message to its rung, due at the end of the rung's delay.
     async fn send(&self, envelope: Envelope) -> Result<(), lapin::Error> {
         let (n, delay) = self.rungs.next();
         let envelope = Envelope { due: Some(Clock::System.now() + delay), ..envelope };
@@ -311,9 +311,9 @@ async fn declare(channel: &Channel, course: &Course) -> Result<(), lapin::Error>
     Ok(())
 }
 
-/// Removes what this loop has declared, or an earlier one that was interrupted.
+/// Removes the exchanges and queues of this loop, or of an earlier one that was interrupted.
 async fn remove(channel: &Channel) -> Result<(), lapin::Error> {
-    // Rungs first, so that nothing comes after.
+    // Rungs first, so that no message arrives later.
     for n in 0..MAX_SHARDS {
         channel.queue_delete(rung(n).into(), QueueDeleteOptions::default()).await?;
         channel.exchange_delete(rung(n).into(), ExchangeDeleteOptions::default()).await?;

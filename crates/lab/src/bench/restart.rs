@@ -1,4 +1,4 @@
-//! A worker that starts when all chains are overdue and no message of them is anywhere: what catch-up makes of it.
+//! A worker that starts when all chains are overdue and the broker has no message of them: the speed of catch-up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,29 +18,29 @@ use super::gauge::{cpu_seconds, mib, resident};
 use super::ground::{self, Ground};
 use super::round;
 
-/// Chains written in one transaction.
+/// How many chains are written in one transaction.
 const BATCH: usize = 10_000;
-/// For so long all have been due.
+/// For how long all chains have been due.
 const OVERDUE: Duration = Duration::from_secs(3_600);
-/// So long nothing may start before it counts as stuck.
+/// If no tick starts for this long, the engine counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How often memory is looked at.
+/// How often memory is read.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What to measure.
+/// The settings of the measurement.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `embedded` or `amqp://…`.
     pub broker: String,
     /// `sqlite://…` or `postgres://…`.
     pub ledger: String,
-    /// Workers that start at the same time.
+    /// How many workers start at the same time.
     pub workers: usize,
     /// How many chains.
     pub chains: usize,
-    /// `catch_up.spread`: over how long they are spread at most.
+    /// `catch_up.spread`: the longest time over which they are spread.
     pub spread: Duration,
-    /// Messages in work at the same time.
+    /// How many messages are processed at the same time.
     pub concurrency: u16,
 }
 
@@ -49,19 +49,19 @@ pub struct Settings {
 pub struct Report {
     /// How many chains were overdue.
     pub chains: usize,
-    /// Workers that started.
+    /// How many workers started.
     pub workers: usize,
     /// From the start of the workers to the first tick, in seconds.
     pub first_tick_s: f64,
-    /// To when each chain had ticked, in seconds.
+    /// From the start of the workers until each chain had ticked, in seconds.
     pub steady_after_s: f64,
-    /// Ticks per second, in the mean of the seconds between the first and the last.
+    /// Ticks per second: the mean of the seconds between the first and the last.
     pub mean: f64,
-    /// In the busiest of them.
+    /// Ticks in the busiest of these seconds.
     pub peak: u64,
-    /// The second by the first.
+    /// `peak` divided by `mean`.
     pub peak_to_mean: f64,
-    /// The most memory of this process in MiB, and what it had before the workers started.
+    /// The most memory of this process in MiB, and its memory before the workers started.
     pub resident_mib: Option<[f64; 2]>,
     /// CPU seconds of this process.
     pub cpu_s: f64,
@@ -69,7 +69,7 @@ pub struct Report {
     pub transactions: u64,
 }
 
-/// When ticks began, counted by second.
+/// The number of ticks that began, by second.
 struct Ticks {
     begin: Instant,
     inner: Mutex<Counted>,
@@ -103,10 +103,10 @@ impl Ticks {
     }
 }
 
-/// Measures, telling `note` what is going on.
+/// Measures, and reports its progress to `note`.
 ///
 /// # Errors
-/// When something cannot be started, or does not.
+/// When something cannot be started, or no tick starts.
 pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, StartError> {
     let ground = Ground::open(config(settings)?, settings.workers).await?;
     note(&format!("writes {} chains into the ledger, all of them overdue", settings.chains));
@@ -145,7 +145,8 @@ pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, Sta
     })
 }
 
-/// Mean and peak of the seconds after `first` and before the last, which are whole; of all, if there are so few (pure).
+/// Mean and peak of the seconds after `first` and before the last, which are whole; of all, if there are too few
+/// (pure).
 fn evenness(seconds: &[u64], first: usize) -> (f64, u64) {
     let whole = seconds.get(first + 1..seconds.len().saturating_sub(1)).filter(|whole| !whole.is_empty());
     let counted = whole.unwrap_or(seconds);
@@ -153,7 +154,7 @@ fn evenness(seconds: &[u64], first: usize) -> (f64, u64) {
     (mean, counted.iter().copied().max().unwrap_or_default())
 }
 
-/// Waits until all have ticked; answers with the most memory that was seen meanwhile.
+/// Waits until all have ticked; answers the most memory that was read meanwhile.
 async fn most_memory(ticks: &Ticks) -> Result<Option<u64>, StartError> {
     let (mut most, mut look) = (None, interval(LOOK));
     let mut alive = Box::pin(timeout(PATIENCE, ticks.progress.notified()));
@@ -200,7 +201,7 @@ async fn fill(ground: &Ground, chains: usize) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Each ticks once, and then sleeps until long after the measurement.
+/// Each chain ticks once, and then sleeps until long after the measurement.
 fn config(settings: &Settings) -> Result<Config, StartError> {
     let Settings { concurrency, spread, .. } = settings;
     let rest = format!(

@@ -1,9 +1,9 @@
-//! What more queues carry than one: chains on one platform queue and on several, and on one rung and on several, in
-//! turn, each beside the raw loop.
+//! The gain from more queues: chains on one platform queue and on several, and on one rung and on several, in turn,
+//! each beside the raw loop.
 //!
-//! An interval without jitter has one rung, on which all of its chains sleep. Jitter gives it up to 16, of
-//! neighbouring delays. A quorum queue is one process of the broker's, so several can do at the same time what one
-//! does in turn, if there are cores for it.
+//! An interval without jitter has one rung, on which all of its chains sleep. With jitter the interval has up to 16
+//! rungs, of neighbouring delays. A quorum queue is one process of the broker, so several queues can do at the same
+//! time what one does in turn, if there are cores for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,53 +32,53 @@ use super::round;
 /// The most platform queues that are compared.
 pub const MAX_QUEUES: usize = super::raw::MAX_SHARDS;
 
-/// What to measure: a cell for each number of queues with each jitter.
+/// The settings of the measurement: a cell for each number of queues with each jitter.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `embedded` or `amqp://…`.
     pub broker: String,
     /// `sqlite://…` or `postgres://…`.
     pub ledger: String,
-    /// How many platform queues share the chains, each at most [`MAX_QUEUES`]. The first is what others are compared with.
+    /// How many platform queues share the chains, each at most [`MAX_QUEUES`]. The first number is the baseline.
     pub queues: Vec<usize>,
-    /// The jitter of the delay; likewise.
+    /// The jitter of the delay, to either side; the first one is the baseline.
     pub jitters: Vec<Duration>,
     /// How many chains: more than the delay allows for.
     pub chains: usize,
     /// The delay of each cycle.
     pub delay: Duration,
-    /// How long, engine and raw loop each, for each cell.
+    /// How long engine and raw loop each run, for each cell.
     pub length: Duration,
-    /// Into how many turns that is divided.
+    /// How many turns all take within that time.
     pub turns: u32,
-    /// Messages that are in work at the same time, on all queues together.
+    /// How many messages are processed at the same time, on all queues together.
     pub concurrency: u16,
 }
 
-/// One side of a cell.
+/// Engine or raw loop of a cell.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub struct Measured {
-    /// Its figures; `elsewhere` in `cpu_us` is the broker, where nothing else is at work on the machine.
+    /// The figures; `elsewhere` in `cpu_us` is the broker, if nothing else runs on the machine.
     #[serde(flatten)]
     pub figures: Figures,
-    /// Cycles per second by those of the same side in the first cell.
+    /// Cycles per second divided by those of the same side in the first cell.
     pub by_first: f64,
 }
 
-/// So many queues with such a jitter.
+/// A number of queues with a jitter.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub struct Cell {
-    /// Platform queues.
+    /// How many platform queues.
     pub queues: usize,
     /// The jitter, in milliseconds.
     pub jitter_ms: u64,
-    /// Rungs of the interval.
+    /// How many rungs the interval has.
     pub rungs: usize,
     /// With engine and ledger.
     pub engine: Measured,
-    /// The share of the engine's messages that slept on the rung that had most of them.
+    /// The share of the engine's messages on the rung that had most of them.
     pub busiest_rung: f64,
-    /// With neither; each rung gets as many as the others.
+    /// Without engine and ledger; each rung gets as many messages as the others.
     pub raw: Measured,
 }
 
@@ -91,11 +91,11 @@ pub struct Report {
     pub delay_ms: u64,
     /// How long each side of each cell was measured, in seconds.
     pub seconds: f64,
-    /// By jitter, and for each by number of queues, in the order that was asked for.
+    /// By jitter, and for each by number of queues, in the order of the settings.
     pub cells: Vec<Cell>,
 }
 
-/// A cell while it is measured.
+/// A cell that is being measured.
 struct Open {
     queues: usize,
     jitter: Duration,
@@ -104,11 +104,11 @@ struct Open {
     slept: Slept,
 }
 
-/// Measures, telling `note` what is going on. Each turn goes through all cells, the engine before the raw loop, so
-/// that noise on the machine meets all.
+/// Measures, and reports its progress to `note`. Each turn goes through all cells, the engine before the raw loop, so
+/// that noise on the machine affects all.
 ///
 /// # Errors
-/// When something cannot be started, or the delay does not allow for such a jitter.
+/// When something cannot be started, or the delay is too short for the jitter.
 pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Report, StartError> {
     let cells = settings.jitters.iter().flat_map(|jitter| settings.queues.iter().map(move |queues| (queues, jitter)));
     let mut cells: Vec<Open> = cells
@@ -164,8 +164,7 @@ fn whole_ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The delays of an interval with jitter, each once: some of the points fall on the same millisecond where the
-/// jitter is small.
+/// The delays of an interval with jitter, each once: with a small jitter some of the points are the same millisecond.
 fn rungs(delay: Duration, jitter: Duration) -> Vec<Duration> {
     jitter_rungs(delay, jitter).into_iter().collect::<BTreeSet<_>>().into_iter().collect()
 }
@@ -181,7 +180,7 @@ fn course(settings: &Settings, cell: &Open) -> Course {
     }
 }
 
-/// Queues that share what is in work, and a kind whose chains are on all of them.
+/// Queues that share the concurrency, and a kind whose chains are on all of them.
 fn config(settings: &Settings, queues: usize, jitter: Duration) -> Result<Config, StartError> {
     let Settings { broker, ledger, concurrency, .. } = settings;
     let room = (usize::from(*concurrency) / queues).max(1);
@@ -202,8 +201,8 @@ async fn run_engine(settings: &Settings, cell: &mut Open, length: Duration) -> R
     let ground =
         Ground::open(ours.clone(), 1).await?.through(move |broker| Arc::new(Counting { broker, slept: slept.clone() }));
     let ledger = ground.first().ledger.clone();
-    // A ledger on which other workers have agreed is refused, as by every benchmark. Among themselves cells differ in
-    // their queues, and the next benchmark on this ledger has one again.
+    // A ledger on which other workers have agreed is refused, as by every benchmark. The cells differ in their queues,
+    // and the next benchmark on this ledger has one again.
     topology_guard::check(&*ledger, &widest, true).await?;
     topology_guard::adopt(&*ledger, &ours).await?;
     let meter = cell.engine.meter.clone();
@@ -223,7 +222,7 @@ async fn run_engine(settings: &Settings, cell: &mut Open, length: Duration) -> R
 struct Slept(Arc<Mutex<(bool, BTreeMap<Duration, u64>)>>);
 
 impl Slept {
-    /// Counts from now on, or no more.
+    /// Starts or stops counting.
     fn count(&self, so: bool) {
         self.0.lock().0 = so;
     }
@@ -243,7 +242,7 @@ impl Slept {
     }
 }
 
-/// A broker, and a count of what goes to its rungs.
+/// A broker that counts the messages to its rungs.
 struct Counting {
     broker: Arc<dyn Broker>,
     slept: Slept,

@@ -1,7 +1,7 @@
-//! Where the time of a cycle goes: a clock that stands beside every delivery's life.
+//! The stages of a cycle, measured by a clock beside every delivery.
 //!
-//! The engine says when it comes to a point of a tick's life, as it does to simulations. Each tick is one task, so
-//! the time between two points of the same task is the time of the stage between them.
+//! The engine announces each point of a tick's life, as it does to simulations. Each tick is one task, so the time
+//! between two points of the same task is the time of the stage between them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,29 +15,28 @@ use serde::Serialize;
 use tokio::task;
 use tokio::time::Instant;
 
-/// What a cycle's time goes into, in milliseconds, in the mean. They follow one another and add up, from when a
-/// tick is due until its message is acknowledged; what `finish` and `publish` take passes while the
-/// next tick's delay has begun.
+/// The stages of a cycle, in milliseconds, in the mean. The stages follow one another, so that they add up to the time
+/// from when a tick is due until its message is acknowledged. The next tick's delay has begun already during `finish`
+/// and `publish`.
 #[derive(Clone, Copy, Debug, Default, Serialize, PartialEq)]
 pub struct Stages {
-    /// From the due time until the message is in the worker; negative when it came before: see
+    /// From the due time until the message is in the worker; negative when the message came before: see
     /// [`roundelay_model::ladder::AT_THE_DOOR`].
     pub delivery: f64,
     /// Reading the message, waiting until it is due, and for room and slot.
     pub wait: f64,
-    /// The claim in the ledger.
     pub claim: f64,
     /// The handler.
     pub run: f64,
     /// The decision, and the finish in the ledger.
     pub finish: f64,
-    /// The successor on its way, until it is confirmed.
+    /// Publishing the successor, until it is confirmed.
     pub publish: f64,
     /// Until the acknowledgement is handed over.
     pub acknowledge: f64,
 }
 
-/// Clocks ticks.
+/// Measures the stages of ticks.
 #[derive(Clone, Default)]
 pub(super) struct Clock(Arc<Mutex<Inner>>);
 
@@ -54,17 +53,17 @@ impl Clock {
         self.0.lock()
     }
 
-    /// Forgets what has been so far.
+    /// Forgets the measurements so far.
     pub(super) fn reset(&self) {
         *self.inner() = Inner::default();
     }
 
-    /// Clocks no further.
+    /// Stops the measurement.
     pub(super) fn stop(&self) {
         self.inner().stopped = true;
     }
 
-    /// The stages, of ticks that were late by so many milliseconds in the mean when their handlers began.
+    /// The stages; `late_ms` is how late the handlers began, in the mean.
     pub(super) fn stages(&self, late_ms: f64) -> Stages {
         let inner = self.inner();
         let mean = |stage: usize| inner.spent[stage].as_secs_f64() * 1_000.0 / f64::from(inner.count.max(1));
@@ -100,7 +99,7 @@ impl Clock {
             inner.ticks.insert(id, now);
             return;
         };
-        // Whoever had begun before the clock was reset does not count.
+        // A tick that had begun before the reset does not count.
         let Some(last) = inner.ticks.insert(id, now) else {
             inner.ticks.remove(&id);
             return;
@@ -158,7 +157,7 @@ mod tests {
         life([9, 1, 2, 3, 4, 5]).await.unwrap();
         life([5, 3, 2, 1, 0, 7]).await.unwrap();
         let stages = clock.stages(3.0);
-        // It came six milliseconds before it was due.
+        // The message came six milliseconds before it was due.
         let [delivery, wait, claim, run] = [-6.0, 7.0, 2.0, 2.0];
         assert_eq!(stages, Stages { delivery, wait, claim, run, finish: 2.0, publish: 2.0, acknowledge: 6.0 });
     }

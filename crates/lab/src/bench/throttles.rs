@@ -1,7 +1,7 @@
 //! How much of a throttle is used by chains that always have more to do, and whether ever too much.
 //!
-//! Handlers do nothing but note when they started. What is judged is these times alone: every window of the
-//! throttle's length, wherever it begins.
+//! Handlers do nothing but record when they started. Only these times are judged: every window of the throttle's
+//! length, wherever it begins.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,19 +21,19 @@ use super::gauge::cpu_seconds;
 use super::ground::{self, Ground};
 use super::round;
 
-/// What was started in so long after the first start does not count.
+/// Starts within this time after the first one do not count.
 const SETTLE: Duration = Duration::from_secs(1);
-/// A first start is waited for so long.
+/// How long the benchmark waits for the first start.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long chains sleep.
 const DELAY: Duration = Duration::from_secs(1);
-/// There is room for what starts within so many milliseconds: a slot is had a tenth of a second before it
-/// opens, and the rest is for what comes before and after a start.
+/// There is room for the starts of this many milliseconds: a slot is granted a tenth of a second before it opens, and
+/// the rest is for the work before and after a start.
 const ROOM_MS: u64 = 400;
-/// Each worker has room for so many, however slow the throttle.
-const LEAST_ROOM: u64 = 32;
+/// The smallest room of each worker, however slow the throttle.
+const MIN_ROOM: u64 = 32;
 
-/// What to measure.
+/// The settings of the measurement.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `embedded` or `amqp://…`.
@@ -44,38 +44,38 @@ pub struct Settings {
     pub rates: Vec<u32>,
     /// The length of the window.
     pub per: Duration,
-    /// How many workers share it.
+    /// How many workers share the throttle.
     pub workers: usize,
     /// How many chains; by default four times as many as may start in a second, so that three quarters wait.
     pub chains: Option<usize>,
-    /// How long to measure each.
+    /// How long each measurement takes.
     pub length: Duration,
     /// How many turns to measure with the workers' own gates and without, one after the other; with 0 the gates are on
     /// and nothing is compared.
     pub gate_turns: u32,
-    /// Messages in work at the same time, in each worker; by default what the throttle has use for.
+    /// How many messages each worker processes at the same time; by default what the throttle needs.
     pub concurrency: Option<u16>,
 }
 
 /// One throttle's figures.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub struct Report {
-    /// How many starts it allows in a window.
+    /// How many starts the throttle allows in a window.
     pub allow: u32,
-    /// The window's length, in milliseconds.
+    /// The length of the window, in milliseconds.
     pub per_ms: u64,
-    /// Workers that shared it.
+    /// How many workers shared the throttle.
     pub workers: usize,
-    /// Chains that wanted to start.
+    /// How many chains wanted to start.
     pub chains: usize,
-    /// For how long was measured, in seconds.
+    /// How long the measurement took, in seconds.
     pub seconds: f64,
     /// Starts per second.
     pub starts_per_s: f64,
-    /// Starts by what is allowed, in percent, over the windows in which there was always work; `None` if there
-    /// was none.
+    /// Starts divided by the limit, in percent, over the windows in which there was always work; `None` if there was
+    /// none.
     pub use_percent: Option<f64>,
-    /// The windows that this is over.
+    /// How many windows `use_percent` covers.
     pub windows: usize,
     /// The most starts in any window, wherever it begins.
     pub most: usize,
@@ -83,25 +83,25 @@ pub struct Report {
     pub over: usize,
     /// The ledger's transactions per second that handed out slots.
     pub slot_transactions_per_s: f64,
-    /// All of its transactions per second.
+    /// All transactions of the ledger per second.
     pub transactions_per_s: f64,
-    /// How long was waited for a slot; with work enough that follows from `concurrency`.
+    /// How long jobs waited for a slot; with enough work that follows from `concurrency`.
     pub wait_ms: Lateness,
     /// CPU seconds of this process, not of broker and server.
     pub cpu_s: f64,
-    /// What the workers' own gates cost, if that was asked.
+    /// The cost of the workers' own gates, if it was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gate: Option<GateCost>,
 }
 
-/// What the workers' own gates cost: turns with them by turns without.
+/// The cost of the workers' own gates: turns with gates divided by turns without.
 #[derive(Clone, Debug, Serialize, PartialEq)]
 pub struct GateCost {
-    /// Starts per second with gates by those without, over all turns.
+    /// Starts per second with gates divided by those without, over all turns.
     pub starts_ratio: f64,
-    /// CPU of this process for each start with gates by that without, over all turns.
+    /// CPU of this process for each start with gates divided by that without, over all turns.
     pub cpu_ratio: f64,
-    /// The first of these of each turn.
+    /// `starts_ratio` of each turn.
     pub starts_ratios: Vec<f64>,
 }
 
@@ -130,7 +130,7 @@ impl Starts {
         }
     }
 
-    /// Those from `begin` on and before `end`, in their order.
+    /// The starts from `begin` on and before `end`, in order.
     fn between(&self, begin: i64, end: i64) -> Vec<i64> {
         let at = self.at.lock();
         let mut at: Vec<i64> = at.iter().filter(|at| (begin..end).contains(*at)).copied().collect();
@@ -139,10 +139,10 @@ impl Starts {
     }
 }
 
-/// Measures each rate, telling `note` what is going on.
+/// Measures each rate, and reports its progress to `note`.
 ///
 /// # Errors
-/// When something cannot be started, or does not.
+/// When something cannot be started, or no start comes.
 pub async fn run(settings: &Settings, note: impl Fn(&str)) -> Result<Vec<Report>, StartError> {
     let mut reports = Vec::new();
     for rate in &settings.rates {
@@ -241,7 +241,7 @@ fn workers(number: usize) -> String {
 
 fn config(settings: &Settings, allow: u32, per_second: f64) -> Result<Config, StartError> {
     let room = (per_second * ROOM_MS as f64 / 1_000.0 / settings.workers.max(1) as f64).ceil() as u64;
-    let room = settings.concurrency.map_or(room.max(LEAST_ROOM), u64::from).min(u16::MAX.into());
+    let room = settings.concurrency.map_or(room.max(MIN_ROOM), u64::from).min(u16::MAX.into());
     let rest = format!(
         "[throttles.bench]\nallow = {allow}\nper = \"{}\"\n\
          [queues.{QUEUE}]\nconcurrency = {room}\nprefetch = {}\nthrottle = \"bench\"\n\

@@ -1,4 +1,4 @@
-//! What a demo stands on: a folder, a ledger and queues of its own, which are all gone in the end, and a dashboard
+//! The resources of a demo: a folder, a ledger and queues of its own, which are all removed at the end, and a dashboard
 //! while it runs.
 
 use std::fs;
@@ -16,7 +16,7 @@ use roundelay_model::clock::Entropy;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// Where a demo keeps its things.
+/// The folder and the ledger of a demo.
 pub struct Ground {
     folder: Folder,
     ledger: String,
@@ -24,11 +24,11 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// A new one for the demo `name`. In `postgres://…` the ledger gets a schema of its own, unless the URL names one;
-    /// `sqlite://…` is used as it is; with nothing it is a file in the folder.
+    /// New resources for the demo `name`. In `postgres://…` the ledger gets a schema of its own, unless the URL names
+    /// one; `sqlite://…` is used as it is; with nothing it is a file in the folder.
     ///
     /// # Errors
-    /// When the folder or the schema cannot be made.
+    /// When the folder or the schema cannot be created.
     pub async fn new(name: &str, ledger: Option<&str>) -> Result<Self, StartError> {
         let token = Entropy::from_os().token();
         let folder = Folder::new(&format!("roundelay-demo-{name}-{token}"))?;
@@ -56,8 +56,8 @@ impl Ground {
         &self.ledger
     }
 
-    /// Removes the queues of `config` from a broker that others may use, then the schema and the folder. What cannot be
-    /// removed is told, and fails nothing: the next demo removes queues before it begins.
+    /// Removes the queues of `config` from a broker that others may use, then the schema and the folder. If something
+    /// cannot be removed, a note says so, and the demo does not fail: the next demo removes queues before it begins.
     pub async fn clear(self, config: Option<&Config>) {
         if let Some(config) = config.filter(|config| !matches!(config.broker.url, BrokerUrl::Embedded))
             && let Err(error) = remove_queues(config).await
@@ -72,7 +72,7 @@ impl Ground {
     }
 }
 
-/// On a connection of its own: the engine has closed its.
+/// Uses a connection of its own: the engine has closed its one.
 async fn remove_queues(config: &Config) -> Result<(), StartError> {
     let broker = connect_broker(config).await?;
     broker.remove(&config.topology()).await?;
@@ -80,13 +80,13 @@ async fn remove_queues(config: &Config) -> Result<(), StartError> {
     Ok(())
 }
 
-/// A temporary folder for its user alone, gone with this.
+/// A temporary folder that only its user can read, removed with this value.
 struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Result<Self, StartError> {
         let path = std::env::temp_dir().join(name);
-        // Its configuration may hold the credentials of a broker and of a ledger.
+        // The configuration in it may hold the credentials of a broker and of a ledger.
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
@@ -103,17 +103,17 @@ impl Drop for Folder {
 
 /// The dashboard of a running demo, on a free port of 127.0.0.1.
 pub struct Dashboard {
-    /// Where it answers.
+    /// The address of the dashboard.
     pub address: SocketAddr,
     stop: CancellationToken,
     server: JoinHandle<()>,
 }
 
 impl Dashboard {
-    /// Answers from now on.
+    /// Starts the dashboard.
     ///
     /// # Errors
-    /// When there is no port to listen on, or the ledger cannot be opened once more.
+    /// When there is no port to listen on, or the second connection to the ledger cannot be opened.
     pub async fn open(config: &Config, connections: &Connections) -> Result<Self, StartError> {
         let listener = Listener::bind(&config.api, SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?;
         let address = listener.address();
@@ -123,7 +123,6 @@ impl Dashboard {
         Ok(Self { address, server: tokio::spawn(server), stop })
     }
 
-    /// Ends it.
     pub async fn close(self) {
         self.stop.cancel();
         let _ = self.server.await;

@@ -1,8 +1,8 @@
-//! The main job on one machine: a roster of real packages on two platforms, each package kept
-//! fresh by a chain that calls a sample upstream.
+//! The main job on one machine: a roster of real packages on two platforms, each package kept fresh by a chain that
+//! calls a sample upstream.
 //!
-//! What is reported about the engine comes from the upstream, which keeps its own record, and from
-//! the ledger, not from the engine that is being judged.
+//! The report on the engine comes from the upstream, which keeps its own record, and from the ledger, not from the
+//! engine that is being judged.
 
 pub mod appstore;
 pub mod channels;
@@ -30,57 +30,57 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use ground::{Dashboard, Ground};
-use stage::{Moment, Report, Told};
+use stage::{Event, Moment, Report};
 use upstream::{PlatformSettings, Upstream, UpstreamSettings};
 
 /// 20,000 packages: `platform,name,version,rank`.
 const PACKAGES: &str = include_str!("../../examples/packages.csv");
 const KIND: &str = "sync-package";
-/// Entities enrolled in one transaction.
+/// How many entities are enrolled in one transaction.
 const BATCH: usize = 1_000;
-/// A chain is dead when it is due for longer than this and nobody runs it.
+/// A chain is dead when it is due for longer than this and no worker runs it.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// What to show.
+/// The settings of the demo.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `embedded` or `amqp://…`.
     pub broker: String,
-    /// `sqlite://…` or `postgres://…`; with nothing, a file that is gone in the end.
+    /// `sqlite://…` or `postgres://…`; with nothing, a file that is removed at the end.
     pub ledger: Option<String>,
     /// How many entities; the roster is repeated beyond its length.
     pub chains: usize,
-    /// Their interval.
+    /// The interval of each chain.
     pub every: Duration,
-    /// How long.
+    /// How long the demo runs.
     pub length: Duration,
-    /// Whether the dashboard answers meanwhile.
+    /// Whether the demo serves the dashboard.
     pub dashboard: bool,
 }
 
-/// What is told of this system alone.
+/// Figures that only this system has.
 #[derive(Clone, Debug, Serialize)]
 struct Figures {
     /// Attempts per second, after the first spread.
     ticks_per_s: f64,
     /// Ticks that failed for good; the sample upstream answers 404 for one name in a thousand.
     failed: u64,
-    /// Attempts that failed and were tried again.
+    /// Attempts that failed and were retried.
     retried: u64,
-    /// How long the enrolling took, in seconds.
+    /// How long enrolling took, in seconds.
     enroll_s: f64,
-    /// By platform, as the upstream saw it.
+    /// The platforms, by the upstream's record.
     platforms: BTreeMap<String, upstream::PlatformStats>,
 }
 
-/// Runs the demo, and tells of it.
+/// Runs the demo, and reports its events.
 ///
 /// # Errors
 /// When something cannot be started.
 pub async fn run(
     settings: Settings,
     shutdown: CancellationToken,
-    told: impl FnMut(Told<'_>),
+    told: impl FnMut(Event<'_>),
 ) -> Result<Report, StartError> {
     let ground = Ground::new("packages", settings.ledger.as_deref()).await?;
     let mut config = None;
@@ -89,13 +89,14 @@ pub async fn run(
     report
 }
 
-/// The same, on a ground that is there; `used` is the configuration as soon as it may have left something behind.
+/// Runs the demo in an existing folder and ledger. `used` is set to the configuration as soon as it may have left
+/// something behind.
 async fn acts(
     settings: &Settings,
     ground: &Ground,
     used: &mut Option<Config>,
     shutdown: CancellationToken,
-    mut told: impl FnMut(Told<'_>),
+    mut told: impl FnMut(Event<'_>),
 ) -> Result<Report, StartError> {
     let setup = |error: &dyn std::fmt::Display| StartError::Setup(error.to_string());
     let stop_upstream = CancellationToken::new();
@@ -107,7 +108,7 @@ async fn acts(
     let text = configuration(settings, ground.ledger(), upstream.url(), allow);
     let config = Config::parse(&text, "the demo's configuration", []).map_err(|error| setup(&error))?;
     let connections = Connections::open(&config).await?;
-    // What an earlier demo left belongs to a ledger that is gone.
+    // Messages of an earlier demo belong to a ledger that does not exist any more.
     *used = Some(config.clone());
     connections.broker.remove(&config.topology()).await?;
     let ledger = connections.ledger.clone();
@@ -128,13 +129,13 @@ async fn acts(
         false => None,
     };
     if let Some(dashboard) = &dashboard {
-        told(Told::Dashboard(dashboard.address));
+        told(Event::Dashboard(dashboard.address));
     }
     let began = Instant::now();
     let enrolled = enroll(&config, connections, settings.chains).await?;
     let enroll_time = began.elapsed();
 
-    // All first ticks are due one interval after the last chain began; figures count from there.
+    // All first ticks are due one interval after the last chain began; the figures start there.
     let (started, spread_over) = (Instant::now(), Instant::now() + settings.every);
     let end = started + settings.length;
     let (mut counted_from, mut at) = (None, started);
@@ -149,7 +150,7 @@ async fn acts(
         let turned_away = upstream.stats().platforms.into_iter();
         let turned_away = turned_away.map(|(name, platform)| (format!("demo-{name}"), platform.too_many)).collect();
         let moment = Moment::now(started.elapsed(), &*ledger, &telemetry, Some(turned_away)).await?;
-        told(Told::Moment(&moment));
+        told(Event::Moment(&moment));
     }
     let (from, before) = counted_from.unwrap_or((started, 0));
     let per_second = (telemetry.get(Count::Started) - before) as f64 / from.elapsed().as_secs_f64();
@@ -188,13 +189,13 @@ async fn acts(
     })
 }
 
-/// Calls per second that each platform of the upstream takes: twice what the chains need.
+/// How many calls per second each platform of the upstream allows: twice what the chains need.
 fn allowance(settings: &Settings) -> usize {
     let need = settings.chains as f64 / 2.0 / settings.every.as_secs_f64().max(0.001);
     (need * 2.0).ceil().max(5.0) as usize
 }
 
-/// The engine's throttle stays a tenth below what the upstream takes, burst included.
+/// The engine's throttle stays a tenth below the upstream's limit, burst included.
 fn configuration(settings: &Settings, ledger: &str, upstream: &str, allow: usize) -> String {
     let throttle = (allow as f64 * 0.9).floor().max(1.0) as usize;
     let burst = (throttle / 25).max(1);

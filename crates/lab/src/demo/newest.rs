@@ -1,14 +1,14 @@
-//! What an upstream has seen: all of it, or the newest, since one that plays alone may play for days.
+//! The record of an upstream: all calls, or the newest ones, since an upstream without a worker may run for days.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use roundelay_model::clock::Time;
 use serde_json::Value;
 
-/// An upstream that plays alone keeps so many calls: a busy one's of hours, in some dozens of megabytes.
+/// How many calls an upstream without a worker keeps: a busy one's of hours, in some dozens of megabytes.
 pub const ALONE: usize = 100_000;
 
-/// Keeps what is pushed, or only so much of it, and then leaves out the oldest.
+/// Keeps all items, or only the newest of them.
 #[derive(Debug)]
 pub struct Newest<T> {
     most: Option<usize>,
@@ -23,12 +23,12 @@ impl<T> Default for Newest<T> {
 }
 
 impl<T> Newest<T> {
-    /// Keeps at most so many; with `None`, all.
+    /// Keeps at most `most` items; with `None`, all.
     pub fn new(most: Option<usize>) -> Self {
         Self { most, items: VecDeque::new(), left_out: 0 }
     }
 
-    /// Adds one; answers with its ticket, by which [`Self::get_mut`] finds it as long as it is kept.
+    /// Adds an item; answers its ticket, with which [`Self::get_mut`] finds it as long as it is kept.
     pub fn push(&mut self, item: T) -> u64 {
         self.items.push_back(item);
         if self.most.is_some_and(|most| self.items.len() > most) {
@@ -38,37 +38,37 @@ impl<T> Newest<T> {
         (self.left_out + self.items.len() as u64).saturating_sub(1)
     }
 
-    /// The one with this ticket; `None` when it is left out by now.
+    /// The item with this ticket; `None` when it is not kept any more.
     pub fn get_mut(&mut self, ticket: u64) -> Option<&mut T> {
         let place = ticket.checked_sub(self.left_out)?;
         self.items.get_mut(usize::try_from(place).ok()?)
     }
 
-    /// Those that are kept, the oldest first.
+    /// The kept items, the oldest first.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &T> + ExactSizeIterator {
         self.items.iter()
     }
 
-    /// How many are not kept any more.
+    /// How many items are not kept any more.
     pub fn left_out(&self) -> u64 {
         self.left_out
     }
 }
 
 impl<T: Clone> Newest<T> {
-    /// Those that are kept, the oldest first.
+    /// A copy of the kept items, the oldest first.
     pub fn snapshot(&self) -> Vec<T> {
         self.items.iter().cloned().collect()
     }
 }
 
-/// How many of these had come before.
+/// How many of these keys had come before.
 pub fn repeated<K: Ord>(keys: impl Iterator<Item = K>) -> u64 {
     let mut seen = BTreeSet::new();
     keys.map(|key| u64::from(!seen.insert(key))).sum()
 }
 
-/// Says in `figures` what was left out of a record, if anything was, and when the oldest of the rest was.
+/// Adds to `figures` how many items of a record are missing, if any are, and when the oldest kept one was.
 pub fn tell_left_out(figures: &mut Value, left_out: u64, oldest: Option<Time>) {
     if left_out > 0 {
         figures["left_out"] = left_out.into();

@@ -1,20 +1,20 @@
-//! A configuration with other durations (pure): a demo has half a minute, and its system a day.
+//! A configuration with scaled durations (pure): a demo takes half a minute, and its system a day.
 
 use std::time::Duration;
 
 use roundelay_model::clock::{parse_duration, short_duration};
 use toml::{Table, Value};
 
-/// The sections whose durations a system's owners think in. Those of worker, ledger and broker are real.
+/// The sections whose durations are scaled. Those of worker, ledger and broker are real.
 const SECTIONS: [&str; 3] = ["kinds", "throttles", "reasons"];
-/// Where text may look like a duration and is none, or stays as it is.
+/// Keys whose text may look like a duration and is none, or must not be scaled.
 const ELSEWHERE: [&str; 3] = ["handler", "model", "roster"];
 
-/// `text` with each duration of kinds, throttles and reasons as `change` makes it, given where it stands:
-/// `["kinds", "sync-app", "retry", "backoff"]`. What is no duration stays.
+/// `text` with each duration of kinds, throttles and reasons replaced by the answer of `change`, which gets the path of
+/// the key: `["kinds", "sync-app", "retry", "backoff"]`. Other values stay.
 ///
 /// # Errors
-/// When it is not TOML.
+/// When the text is not TOML.
 pub fn scaled(text: &str, mut change: impl FnMut(&[&str], Duration) -> Duration) -> Result<String, String> {
     let mut table: Table = text.parse().map_err(|error| format!("not TOML: {error}"))?;
     for section in SECTIONS {
@@ -44,9 +44,9 @@ fn walk<'v>(path: &mut Vec<&'v str>, value: &'v mut Value, change: &mut impl FnM
     }
 }
 
-/// `length` divided by a whole number, and not shorter than `least`.
+/// `length` divided by a whole number, at least `least`.
 pub fn shorter(length: Duration, by: u32, least: Duration) -> Duration {
-    // Rounded up to milliseconds: what is counted by them must not become nothing.
+    // Rounded up to milliseconds: a duration in whole milliseconds must not become zero.
     let millis = length.as_millis().div_ceil(u128::from(by.max(1)));
     Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX)).max(least)
 }

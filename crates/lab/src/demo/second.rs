@@ -1,8 +1,8 @@
-//! A worker beside the demo's own, that is killed in the middle of what it runs.
+//! A second worker, which is killed during a run.
 //!
-//! On a broker that others can reach it is a process, as in production, and ends by SIGKILL. The embedded broker is
-//! in this process alone; there it is an engine with a connection of its own, which is cut off in the midst of
-//! whatever it does, as the simulation kills workers.
+//! With RabbitMQ, the second worker is a process, as in production, and ends by SIGKILL. The embedded broker is in this
+//! process alone; there the second worker is an engine with a connection of its own, which is cut off at any point of
+//! its work, as the simulation kills workers.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,49 +23,47 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use toml::Table;
 
-/// How long it may take to begin a run: a program that starts on a busy machine.
+/// How long the worker may take until its first run: a program that starts on a busy machine.
 const BEGINS: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(5);
 const ATTEMPTS: u32 = 1_000;
 
-/// The worker.
 pub enum Second {
-    /// In this process.
+    /// An engine in this process.
     Here {
-        /// Its own to the broker.
+        /// The engine's own connection to the broker.
         connection: Arc<EmbeddedConnection>,
-        /// What it has done.
+        /// The work that the engine has done.
         telemetry: Arc<Telemetry>,
-        /// It runs.
+        /// The task of the engine.
         engine: JoinHandle<Result<(), StartError>>,
     },
-    /// This program, once more.
+    /// A process of this program.
     Process {
-        /// It runs.
         child: Child,
-        /// Its number, with which the names of its workers begin.
+        /// The process id, with which the names of its workers begin.
         pid: u32,
-        /// The file that has what it said.
+        /// The file with the output of the process.
         said: PathBuf,
     },
 }
 
-/// What is left of it.
+/// The result of a killed worker.
 #[derive(Clone, Copy, Debug)]
 pub struct Killed {
-    /// When it was dead.
+    /// When the worker was dead.
     pub at: Time,
-    /// Ticks and jobs that ended while it lived.
+    /// Ticks and jobs that ended while the worker lived.
     pub ticks: u64,
 }
 
 impl Second {
-    /// Begins an engine on the demo's own broker.
+    /// Starts an engine on the demo's own broker.
     pub fn here(broker: &EmbeddedBroker, config: &Config, connections: &Connections) -> Self {
         let connection = Arc::new(broker.connect());
         let connections = Connections { broker: connection.clone(), ..connections.clone() };
         let mut config = config.clone();
-        // The dashboard is the other worker's.
+        // The first worker serves the dashboard.
         config.api.listen = None;
         let engine = roundelay_admin::worker(config).connections(connections);
         let telemetry = engine.telemetry();
@@ -76,11 +74,11 @@ impl Second {
     /// `environment`.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When the process cannot be started.
     pub fn process(folder: &Path, text: &str, environment: &[(String, String)]) -> Result<Self, StartError> {
         let setup = |error: &dyn std::fmt::Display| StartError::Setup(format!("the second worker: {error}"));
         let mut table: Table = text.parse().map_err(|error| setup(&error))?;
-        // The dashboard is the other worker's.
+        // The first worker serves the dashboard.
         table.remove("api");
         let config = folder.join("second.toml");
         fs::write(&config, table.to_string()).map_err(|error| setup(&error))?;
@@ -88,7 +86,7 @@ impl Second {
         let log = fs::File::create(&said).map_err(|error| setup(&error))?;
         let program = std::env::current_exe().map_err(|error| setup(&error))?;
         let mut command = Command::new(program);
-        // Those of an installation on this machine would have it work on that one's ledger and broker.
+        // With the variables of an installation on this machine, the worker would use that one's ledger and broker.
         let foreign = std::env::vars_os().map(|(name, _)| name);
         for name in foreign.filter(|name| name.to_string_lossy().starts_with("ROUNDELAY__")) {
             command.env_remove(name);
@@ -108,10 +106,10 @@ impl Second {
         Ok(Self::Process { child, pid, said })
     }
 
-    /// Waits until it runs something, and kills it.
+    /// Waits until the worker runs something, and kills it.
     ///
     /// # Errors
-    /// When it never runs anything.
+    /// When the worker never runs anything.
     pub async fn kill(mut self, connections: &Connections) -> Result<Killed, StartError> {
         let by = Instant::now() + BEGINS;
         while !self.is_in_the_middle(connections).await? {
@@ -152,7 +150,7 @@ impl Second {
         })
     }
 
-    /// What its process has claimed.
+    /// The attempts that the process has claimed.
     async fn attempts(&self, connections: &Connections) -> Result<Vec<AttemptRecord>, LedgerError> {
         let Self::Process { pid, .. } = self else { return Ok(Vec::new()) };
         let name = format!("{pid}-");

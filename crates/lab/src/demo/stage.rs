@@ -1,5 +1,5 @@
-//! Runs a reference system whole, for half a minute: its own configuration, rosters and handler below `examples/`,
-//! and an upstream that plays what the system calls, keeps a record, and judges by that.
+//! Runs a whole reference system for half a minute: its own configuration, rosters and handler below `examples/`, and
+//! an upstream that plays what the system calls, keeps a record, and judges by that.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -36,19 +36,19 @@ use toml::Table;
 use super::ground::{Dashboard, Ground};
 use super::second::{Killed, Second};
 
-/// Queues of the demo on a broker that others may use are called so.
+/// The prefix of the demo's queues on a broker that others may use.
 pub const PREFIX: &str = "demo-";
-/// Where the examples say that their handler listens.
+/// The address of the handler in the examples.
 const HANDLER: &str = "http://127.0.0.1:8000";
-/// What is due for longer than this is dead, where nothing has to wait its turn.
+/// A chain that is due for longer than this is dead, if it does not have to wait for a throttle.
 const SLACK: Duration = Duration::from_secs(5);
-/// How long a handler has to begin to listen: an interpreter on a busy machine.
+/// How long a handler may take until it listens: an interpreter on a busy machine.
 const BEGINS: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(50);
-/// Chains looked at together.
+/// How many chains are read at a time.
 const PAGE: u32 = 1_000;
 
-/// What a handler is written in.
+/// The language of a handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
     /// `python3 handler.py PORT`.
@@ -59,68 +59,68 @@ pub enum Language {
     Node,
 }
 
-/// What to show, and where.
+/// The settings of a demo.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `embedded` or `amqp://…`.
     pub broker: String,
-    /// `sqlite://…` or `postgres://…`; with nothing, a file that is gone in the end.
+    /// `sqlite://…` or `postgres://…`; with nothing, a file that is removed at the end.
     pub ledger: Option<String>,
-    /// How long.
+    /// How long the demo runs.
     pub length: Duration,
-    /// Whether the dashboard answers meanwhile.
+    /// Whether the demo serves the dashboard.
     pub dashboard: bool,
-    /// `ROUNDELAY__…` variables, over the system's configuration with its times compressed.
+    /// `ROUNDELAY__…` variables, which override the system's configuration with its times compressed.
     pub environment: Vec<(String, String)>,
 }
 
 /// A reference system.
 #[async_trait]
 pub trait System: Send + Sync {
-    /// Its name, which is that of its folder.
+    /// The name of the system, which is that of its folder.
     fn name(&self) -> &'static str;
-    /// The files of its folder, by name.
+    /// The files of the system's folder, by name.
     fn files(&self) -> &'static [(&'static str, &'static str)];
-    /// What its handler is written in.
+    /// The language of the system's handler.
     fn language(&self) -> Language;
-    /// How its time is compressed, in a sentence.
+    /// A sentence about how its time is compressed.
     fn told(&self) -> String;
-    /// A chain is dead when it is due for longer than this and nobody runs it.
+    /// A chain is dead when it is due for longer than this and no worker runs it.
     fn patience(&self) -> Duration {
         SLACK
     }
-    /// Nothing but the upstream will run, for days perhaps: times stay as they are, and a record is kept of the newest
-    /// calls. Called before the other methods.
+    /// Only the upstream will run, perhaps for days: times stay as they are, and the record keeps the newest calls.
+    /// Called before the other methods.
     fn alone(&mut self) {}
-    /// Its configuration with its times compressed.
+    /// The system's configuration with its times compressed.
     ///
     /// # Errors
-    /// When that cannot be read.
+    /// When the text cannot be read.
     fn configuration(&self, text: &str) -> Result<String, String>;
-    /// A roster likewise.
+    /// A roster with its times compressed.
     ///
     /// # Errors
-    /// When that cannot be read.
+    /// When the text cannot be read.
     fn roster(&self, text: &str) -> Result<String, String> {
         Ok(text.to_owned())
     }
-    /// Takes note of the configuration as it will run from `now` on, and may change it.
+    /// Reads the configuration with which the demo runs from `now` on, and may change it.
     ///
     /// # Errors
-    /// When it is not that of this system.
+    /// When it is not the configuration of this system.
     fn prepare(&mut self, config: &mut Config, connections: &Connections) -> Result<(), String>;
-    /// Whether a second worker runs beside, which [`Stage::kill`] ends.
+    /// Whether the demo has a second worker, which [`Stage::kill`] kills.
     fn has_second(&self) -> bool {
         false
     }
-    /// The upstream.
+    /// The routes of the upstream.
     fn upstream(&self) -> Router;
-    /// What happens in the meantime: returns when the demo is over.
+    /// Acts during the demo, as its users and operators do; returns when the demo is over.
     ///
     /// # Errors
-    /// When something could not be done.
+    /// When an act failed.
     async fn plays(&self, stage: &Stage) -> Result<(), StartError>;
-    /// What the upstream has seen, and what of it should not have been.
+    /// The judgement of the upstream's record.
     ///
     /// # Errors
     /// When the ledger cannot be read.
@@ -132,39 +132,39 @@ pub trait System: Send + Sync {
 pub enum Shown {
     /// The whole of the planned length.
     Whole,
-    /// What there was until it was ended.
+    /// The time until the user ended the demo.
     Ended,
-    /// The upstream alone, for a worker elsewhere of which nothing is known.
+    /// The upstream without a worker: nothing is known of the worker that calls it.
     Alone,
 }
 
 /// A running demo.
 pub struct Stage {
-    /// As it runs.
+    /// The configuration with which the demo runs.
     pub config: Config,
     /// Shared with the engine.
     pub connections: Connections,
     /// When all chains had begun.
     pub from: Time,
-    /// When it is over: earlier than planned when it was ended.
+    /// When the demo is over: earlier than planned if the user has ended it.
     pub to: Time,
     second: Mutex<Option<Second>>,
-    /// What the second worker had done when it was killed.
+    /// The work of the second worker until it was killed.
     killed: Mutex<Option<Killed>>,
     shutdown: CancellationToken,
     alone: bool,
 }
 
 impl Stage {
-    /// Whether nothing but the upstream runs here, so that its record is all that is known.
+    /// Whether only the upstream runs here, so that its record is the only source.
     pub fn is_alone(&self) -> bool {
         self.alone
     }
 
-    /// Kills the second worker in the middle of what it runs, and says when that was; `None` when there is none.
+    /// Kills the second worker during a run, and answers when that was; `None` if there is no second worker.
     ///
     /// # Errors
-    /// When it runs nothing that it could be killed in.
+    /// When the second worker runs nothing.
     pub async fn kill(&self) -> Result<Option<Time>, StartError> {
         let Some(second) = self.second.lock().await.take() else { return Ok(None) };
         let killed = second.kill(&self.connections).await?;
@@ -172,24 +172,24 @@ impl Stage {
         Ok(Some(killed.at))
     }
 
-    /// Waits until a share of the time is over, or the demo is ended.
+    /// Waits until this share of the time has passed, or the user ends the demo.
     pub async fn at(&self, share: f64) {
         let at = self.from + self.to.since(self.from).mul_f64(share);
         self.until(at).await;
     }
 
-    /// Waits until then, or the demo is ended.
+    /// Waits until this time, or until the user ends the demo.
     pub async fn until(&self, at: Time) {
         let wait = at.since(self.connections.clock.now());
         tokio::select! { () = sleep(wait) => {}, () = self.shutdown.cancelled() => {} }
     }
 
-    /// Whether somebody has ended it.
+    /// Whether the user has ended the demo.
     pub fn is_ended(&self) -> bool {
         self.shutdown.is_cancelled()
     }
 
-    /// How much of it was shown.
+    /// How much of the demo was shown.
     pub fn shown(&self) -> Shown {
         match (self.is_alone(), self.is_ended()) {
             (true, _) => Shown::Alone,
@@ -201,7 +201,7 @@ impl Stage {
     /// All chains of the ledger.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When the ledger cannot be read.
     pub async fn chains(&self) -> Result<Vec<Listed>, StartError> {
         let (mut chains, mut after) = (Vec::new(), None);
         loop {
@@ -213,66 +213,66 @@ impl Stage {
     }
 }
 
-/// What the upstream says.
+/// The upstream's judgement.
 #[derive(Clone, Debug, Default)]
 pub struct Judged {
-    /// Occurrences that it was called for twice.
+    /// Ticks that were called twice.
     pub forked: u64,
-    /// What was broken, in sentences.
+    /// The rules that were broken, in sentences.
     pub violations: Vec<String>,
-    /// What else it has seen.
+    /// More figures of the upstream.
     pub figures: Value,
 }
 
-/// How it went.
+/// The result of a demo.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Which system.
+    /// The name of the system.
     pub system: &'static str,
-    /// Chains that had begun, in the end.
+    /// How many chains had begun at the end.
     pub chains: u64,
     /// Ticks and jobs that ended.
     pub ticks: u64,
     /// How late attempts started.
     pub late_ms: Lateness,
-    /// Occurrences that the upstream was called for twice.
+    /// Ticks for which the upstream was called twice.
     pub forked: u64,
     /// Chains that should run and do not.
     pub dead: u64,
-    /// Rules of the system that were broken, in sentences.
+    /// The rules of the system that were broken, in sentences.
     pub violations: Vec<String>,
     /// Figures of the system.
     pub figures: Value,
 }
 
-/// What a running demo tells.
+/// An event of a running demo.
 #[derive(Clone, Copy, Debug)]
-pub enum Told<'a> {
-    /// Where the dashboard answers.
+pub enum Event<'a> {
+    /// The address of the dashboard.
     Dashboard(SocketAddr),
-    /// How it goes, every second.
+    /// The state of the demo, every second.
     Moment(&'a Moment),
 }
 
-/// A moment of a running demo.
+/// The state of a running demo.
 #[derive(Clone, Debug)]
 pub struct Moment {
-    /// Since all chains had begun.
+    /// The time since all chains had begun.
     pub elapsed: Duration,
-    /// By the ledger.
+    /// By the ledger: the number of chains by queue and state.
     pub census: Census,
-    /// By the engine.
+    /// By the engine: its queues.
     pub queues: BTreeMap<String, QueueReport>,
     /// Ticks and jobs that failed for good.
     pub failed: u64,
     /// How late attempts started.
     pub late: Lateness,
-    /// Calls that the upstream has turned away, by the name of their queue, where it counts them.
+    /// Calls that the upstream has refused, by the name of their queue, if it counts them.
     pub turned_away: Option<BTreeMap<String, u64>>,
 }
 
 impl Moment {
-    /// As the ledger and the engine have it.
+    /// From the ledger and the engine.
     pub(super) async fn now(
         elapsed: Duration,
         ledger: &dyn Ledger,
@@ -280,7 +280,7 @@ impl Moment {
         turned_away: Option<BTreeMap<String, u64>>,
     ) -> Result<Self, StartError> {
         let mut census = ledger.census(SLACK).await?;
-        // What the engine does for itself.
+        // Without the engine's own chains.
         census.queues.retain(|queue| queue.queue.starts_with(PREFIX));
         Ok(Self {
             elapsed,
@@ -293,7 +293,7 @@ impl Moment {
     }
 }
 
-/// Runs it, and tells of it.
+/// Runs a system, and reports its events.
 ///
 /// # Errors
 /// When something cannot be started.
@@ -301,7 +301,7 @@ pub async fn run(
     system: impl System,
     settings: Settings,
     shutdown: CancellationToken,
-    told: impl FnMut(Told<'_>),
+    told: impl FnMut(Event<'_>),
 ) -> Result<Report, StartError> {
     let ground = Ground::new(system.name(), settings.ledger.as_deref()).await?;
     let mut config = None;
@@ -310,14 +310,15 @@ pub async fn run(
     report
 }
 
-/// The same, on a ground that is there; `used` is the configuration as soon as it may have left something behind.
+/// Runs a system in an existing folder and ledger. `used` is set to the configuration as soon as it may have left
+/// something behind.
 async fn acts(
     mut system: impl System,
     settings: &Settings,
     ground: &Ground,
     used: &mut Option<Config>,
     shutdown: CancellationToken,
-    mut told: impl FnMut(Told<'_>),
+    mut told: impl FnMut(Event<'_>),
 ) -> Result<Report, StartError> {
     let folder = ground.folder();
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.map_err(setup)?;
@@ -329,7 +330,7 @@ async fn acts(
     let environment = settings.environment.iter().cloned();
     let mut config = Config::parse(&text, "the demo's configuration", environment).map_err(setup)?;
     let mut connections = Connections::open(&config).await?;
-    // Of the embedded broker, each of two workers has a connection of its own.
+    // Each of two workers has a connection of its own to the embedded broker.
     let shared = (system.has_second() && matches!(config.broker.url, BrokerUrl::Embedded))
         .then(|| EmbeddedBroker::new(Names::new(&config.broker.prefix)));
     if let Some(shared) = &shared {
@@ -342,14 +343,14 @@ async fn acts(
     system.prepare(&mut config, &connections).map_err(setup)?;
     let (stop_upstream, stop_engine) = (CancellationToken::new(), CancellationToken::new());
     let listener = listener.tap_io(|connection| {
-        // Answers are small: held back for more to come, they would only be late.
+        // Answers are small: without this option the kernel holds them back for more data, and they are only late.
         let _ = connection.set_nodelay(true);
     });
     let serve =
         axum::serve(listener, system.upstream()).with_graceful_shutdown(stop_upstream.clone().cancelled_owned());
     let upstream = tokio::spawn(serve.into_future());
 
-    // What an earlier demo left belongs to a ledger that is gone.
+    // Messages of an earlier demo belong to a ledger that does not exist any more.
     *used = Some(config.clone());
     connections.broker.remove(&config.topology()).await?;
     connections.broker.apply(&config.topology()).await?;
@@ -378,21 +379,21 @@ async fn acts(
         false => None,
     };
     if let Some(dashboard) = &dashboard {
-        told(Told::Dashboard(dashboard.address));
+        told(Event::Dashboard(dashboard.address));
     }
     let from = connections.clock.now();
     let (second, killed, to) = (Mutex::new(second), Mutex::default(), from + settings.length);
     let mut stage = Stage { config, connections, from, to, second, killed, shutdown, alone: false };
     let began = Instant::now();
     {
-        // Beside the play, not between its steps: the play may wait for the same connection to the ledger.
+        // As a task beside the play, not between its steps: the play may wait for the same connection to the ledger.
         let moments = async {
             let mut at = began;
             loop {
                 at += Duration::from_secs(1);
                 sleep_until(at).await;
                 match Moment::now(began.elapsed(), &*stage.connections.ledger, &telemetry, None).await {
-                    Ok(moment) => told(Told::Moment(&moment)),
+                    Ok(moment) => told(Event::Moment(&moment)),
                     Err(error) => break error,
                 }
             }
@@ -405,10 +406,10 @@ async fn acts(
         }
     }
     if stage.is_ended() {
-        // What is due from now on never comes.
+        // A tick that is due from now on never comes.
         stage.to = stage.to.min(stage.connections.clock.now());
     }
-    // One that is still there, because the demo was ended, goes as it would be killed.
+    // If the second worker still runs, because the user has ended the demo, it is killed.
     drop(stage.second.lock().await.take());
     let beside = stage.killed.lock().await.map_or(0, |killed| killed.ticks);
     let late_ms = telemetry.lateness();
@@ -440,8 +441,8 @@ fn setup(error: impl std::fmt::Display) -> StartError {
     StartError::Setup(error.to_string())
 }
 
-/// Plays only the upstream of a system, as long as it takes, on `listener`; answers what it has seen, and what of it
-/// should not have been, by its own record alone. Times are those of the system, not compressed.
+/// Plays only the upstream of a system, on `listener`, until it is stopped; answers the judgement by its own record
+/// alone. Times are those of the system, not compressed.
 ///
 /// # Errors
 /// When something cannot be started.
@@ -475,7 +476,7 @@ fn write_files(system: &impl System, folder: &Path) -> Result<(), String> {
 }
 
 /// The system's own configuration with its times compressed, on this broker and ledger, with queues of the demo's own,
-/// and its rosters and handler where they are.
+/// and with the paths of its rosters and handler.
 fn configuration(system: &impl System, broker: &str, ground: &Ground, handler: &str) -> Result<String, String> {
     let text = system.files().iter().find(|(name, _)| *name == "roundelay.toml").map_or("", |(_, text)| text);
     let text = system.configuration(text)?.replace(HANDLER, handler);
@@ -508,7 +509,7 @@ fn configuration(system: &impl System, broker: &str, ground: &Ground, handler: &
     Ok(table.to_string())
 }
 
-/// The handler's process, and those that it has started.
+/// The handler's process, and its child processes.
 struct Handler {
     url: String,
     child: Child,

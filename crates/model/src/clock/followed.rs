@@ -1,10 +1,10 @@
 //! The steady time of a ledger on a server.
 //!
 //! A server tells what its wall clock shows, and that is set now and then: by hand, by NTP, or since another server
-//! takes over. So the ledger remembers how far the server's clock has been set, and its time is what is left. Who
-//! notices are the workers: each knows by a clock that nobody sets how long ago it read the server's. What one
-//! notices it writes beside the reading, so the others read both, and believe it: of several who notice at once, the
-//! first decides. A reading that nobody has corrected yet is corrected here before anything is decided by it.
+//! takes over. So the ledger remembers how far the server's clock has been set, and its time is what is left. The
+//! workers notice it: each knows, by a clock that cannot be set, how long ago it read the server's clock. A worker
+//! writes the correction beside the reading, and the others read both and believe it. If several notice at once, the
+//! first decides. A reading without a correction is corrected here before anything is decided by it.
 
 use std::time::Duration;
 
@@ -98,8 +98,8 @@ impl Known {
     }
 }
 
-/// What the ledger's time is by a reading of somebody who knows this much, in microseconds, and whether that is another
-/// time than the server and the ledger's memory tell (pure).
+/// What the ledger's time is by a reading of a worker that knows this much, in microseconds, and whether that is
+/// another time than the server and the ledger's memory tell (pure).
 ///
 /// What has started must not seem to have started earlier than it did, or a window of a throttle would be passed. So
 /// where it is not known how much time has passed, it is the least that surely has.
@@ -164,7 +164,7 @@ impl Followed {
     /// Takes up a reading.
     pub fn read(&self, seen: Seen) -> Reading {
         let mut state = self.lock();
-        // What was read before somebody corrected it is corrected likewise.
+        // A reading from before a correction gets the same correction.
         let seen = if seen.version < state.version { Seen { set: state.set, ..seen } } else { seen };
         if seen.set != state.set {
             state.believe(&seen, seen.answered - self.start);
@@ -352,7 +352,7 @@ mod tests {
         // Another was first, and has lost half a second over it.
         let theirs = clock.read(seen(start, (12, 12), 102 * S, 90 * S + S / 2));
         assert_eq!(theirs, Reading { micros: SHOWN + 12 * S - S / 2, correction: None });
-        // Whoever began between the setting and its correction has known nothing else.
+        // A worker that began between the setting and its correction has known nothing else.
         let new = Followed::new(seen(start, (0, 0), 90 * S, 0), Calendar::default());
         assert_eq!(new.known_since(), Some(SHOWN + 90 * S));
         assert_eq!(new.read(seen(start, (1, 1), 91 * S, 90 * S)).micros, SHOWN + S);

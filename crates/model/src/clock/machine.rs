@@ -1,7 +1,7 @@
 //! The steady time of a ledger on this machine.
 //!
-//! The kernel counts the time since the machine was started, also while it is suspended, and nobody sets that
-//! clock. All processes of the machine read the same. So a ledger remembers what its time was when the machine
+//! The kernel counts the time since the machine was started, also while it is suspended, and that clock
+//! cannot be set. All processes of the machine read the same. So a ledger remembers what its time was when the machine
 //! started, and all who open it agree on the time to the millisecond, whatever the wall clock shows.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -86,8 +86,8 @@ impl Boot {
     }
 }
 
-/// The kernel's clock that nobody sets and that goes on while the machine is suspended. A time namespace, as few
-/// containers have one, may show another.
+/// The kernel's clock that cannot be set and that goes on while the machine is suspended. A container with a time
+/// namespace, which few have, may show another time.
 #[cfg(target_os = "linux")]
 fn kernel() -> Option<Duration> {
     let told = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).ok()?;

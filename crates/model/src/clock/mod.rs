@@ -256,8 +256,8 @@ impl Entropy {
     }
 }
 
-/// 256 bits that nobody can guess, from a generator that the operating system seeds. Unlike an [`Entropy`], which is seeded
-/// with less, it never repeats itself: for secrets.
+/// 256 bits that cannot be guessed, from a generator that the operating system seeds. Unlike an [`Entropy`], which is
+/// seeded with less, it never repeats itself: for secrets.
 #[allow(clippy::disallowed_methods)]
 pub fn secret() -> [u8; 32] {
     rand::random()

@@ -1,6 +1,6 @@
 //! A server's wall clock in virtual time, and what a ledger on that server takes for the time.
 //!
-//! So simulations go the way of [`Followed`] when somebody sets the clock.
+//! With it, simulations use [`Followed`] when a clock is set.
 
 use std::sync::Arc;
 

@@ -495,7 +495,7 @@ mod tests {
         let share = after.iter().filter(|priority| **priority == 0).count() as f64 / after.len() as f64;
         assert!((share - 1.0 / f64::from(MIN_SHARE_DIVISOR)).abs() < 0.02, "{share}");
         assert!(!after.windows(2).any(|pair| pair == [0, 0]));
-        // Whoever has died, or has had enough, holds nobody up for long.
+        // A worker that has died, or wants no more slots, does not hold up the others for long.
         let now = got.last().unwrap().0 + 10 * S;
         assert_eq!(state.grant(&limits, &ask(&low, now)).slots.len(), 1);
     }
@@ -622,8 +622,8 @@ mod tests {
             Self { start: Instant::now(), state: State::default(), off: 0, set: (0, 0) }
         }
 
-        /// Its clock is read at `at`, by somebody who asks at the one time and is answered at the other. Answers with
-        /// the ledger's time.
+        /// A worker reads the server's clock at `at`: it asks at the first time of `read`, and is answered at the
+        /// second. Returns the ledger's time.
         fn look(&mut self, at: Micros, read: (Micros, Micros), by: &mut Option<Followed>) -> Micros {
             let instant = |at: Micros| self.start + Duration::from_micros((at - START) as u64);
             let (asked, answered) = (instant(read.0), instant(read.1));
@@ -635,7 +635,7 @@ mod tests {
             reading.micros
         }
 
-        /// Likewise, slots are asked for: when they open, by a clock that is right, and when to ask again.
+        /// A worker asks for slots. Returns when they open, by a clock that is right, and when to ask again.
         fn grant(
             &mut self,
             limits: &Limits,
@@ -689,12 +689,12 @@ mod tests {
             {
                 let asked = askers[place].0;
                 let read = asked.max(free) + roll(4_000);
-                // Now and then whoever holds the lock is frozen, or whoever gets the answer.
+                // Now and then the worker that holds the lock is frozen, or the worker that gets the answer.
                 free = read + if roll(300) == 0 { roll(3 * S) } else { roll(8_000) };
                 let here = free + if roll(100) == 0 { roll(10 * S) } else { roll(20_000) };
                 let by = &mut askers[place].1;
                 let (slots, again) = kept.grant(&limits, (read, 0), (asked, here), by, &requests);
-                // Nobody has known it for longer.
+                // The worker keeps the reading for no longer than that.
                 for_long(by);
                 starts
                     .extend(slots.iter().filter(|opens| here <= **opens + slip * 3 / 4).map(|opens| *opens.max(&here)));

@@ -1,9 +1,9 @@
 //! When next (pure).
 //!
 //! A schedule is a [`Rhythm`], and what may bend it. A fixed delay counts from the end of the run
-//! before. The others have a *grid* of nominal times that goes on whatever runs do: what of it goes
-//! by while a run still runs is for [`Overlap`], what goes by while nothing could start at all (an
-//! outage, a backlog) is for [`Misfire`]. Nothing of that needs a clock of its own: when a run has
+//! before. The others have a *grid* of nominal times that goes on whatever runs do. [`Overlap`] says what becomes of
+//! times that go by while a run still runs, and [`Misfire`] of times that go by while nothing could
+//! start at all (an outage, a backlog). Nothing of that needs a clock of its own: when a run has
 //! ended, the grid says what has gone by since its nominal time, and what comes next.
 //!
 //! Times are the ledger's steady time, with one exception: the nominal times of what follows the wall clock (cron
@@ -317,19 +317,19 @@ impl Schedule {
         if self.follows_the_wall() { calendar.wall(time) } else { time }
     }
 
-    /// When the grid comes to `nominal`, likewise.
+    /// When the grid comes to `nominal`, as the wall clock is set now.
     fn steady(&self, nominal: Time, calendar: &Calendar) -> Time {
         if self.follows_the_wall() { calendar.steady(nominal) } else { nominal }
     }
 
     /// A chain's `nominal` time as the wall clock shows it. What is no occurrence of a schedule that follows the wall
-    /// clock was given by somebody else, such as a run that said when the next one is to come, and is steady.
+    /// clock was asked for, by a run that said when the next one is to come, say, and is steady.
     pub fn shown_nominal(&self, nominal: Time, phase: f64, calendar: &Calendar) -> Time {
         let is_wall = || self.follows_the_wall() && self.is_occurrence(nominal, phase);
         if calendar.stretches().is_empty() || is_wall() { nominal } else { calendar.showed(nominal) }
     }
 
-    /// The nominal time, as a chain keeps it, of what is to come at `due`, whoever says so.
+    /// The nominal time, as a chain keeps it, of what is to come at `due`.
     pub fn nominal_of(&self, due: Time, phase: f64, calendar: &Calendar) -> Time {
         let wall = self.wall(due, calendar);
         if self.follows_the_wall() && self.is_occurrence(wall, phase) { wall } else { due }

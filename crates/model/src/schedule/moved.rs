@@ -18,7 +18,7 @@ pub struct Asleep {
     pub due: Time,
     /// When a run last started; zero when none has.
     pub last_start: Time,
-    /// When a run last ended; likewise.
+    /// When a run last ended; zero when none has.
     pub last_finish: Time,
 }
 
@@ -180,7 +180,7 @@ mod tests {
         ];
         for (label, schedule, asleep, share, expected) in table {
             assert_eq!(ask(&schedule, asleep, share), expected, "{label}");
-            // Whoever is told of the change afterwards leaves it as it is.
+            // The same change applied once more leaves the tick as it is.
             if let Moved::To { nominal, due } = expected {
                 let again = ask(&schedule, Asleep { nominal, due, ..asleep }, share);
                 let at_once = due == at(0);

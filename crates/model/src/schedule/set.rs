@@ -16,7 +16,7 @@ use crate::schedule::moved::{Asleep, Moved};
 /// How late an occurrence may be that misfires are skipped for, unless the configuration says so.
 pub const MISFIRE_WINDOW: Duration = Duration::from_secs(60);
 
-/// No first tick is due later than this, whoever says when.
+/// No first tick is due later than this.
 pub const FURTHEST: Duration = Duration::from_secs(3_660 * 86_400);
 
 /// A ledger's time is read at different places, and by one later than by another.
@@ -32,7 +32,7 @@ impl Schedule {
         let calendar = setting.calendar;
         let to = |next| Moved::To { nominal: next, due: self.bent(next, now, setting) };
         if !self.follows_the_wall() || !self.is_occurrence(nominal, setting.phase) {
-            // Nobody's wall clock has to do with it.
+            // The wall clock does not matter to this tick.
             return Moved::Fits;
         }
         let wall = calendar.wall(now);
@@ -100,7 +100,7 @@ impl Schedule {
         // What a schedule makes of a tick that is late already: it comes at once, or spread over this.
         let at_once = now + self.jitter + self.misfire.spread + READ_APART;
         let explained = if due > now + MAX_WAIT {
-            // Whoever put it off did so by now. Before the first run that is an operator, who may say more.
+            // It was put off before now, by the longest wait at most. Before the first run an operator may say more.
             if never { now + FURTHEST } else { meant }
         } else if occurrence && nominal > calendar.wall(now) {
             // It cannot have been put off before it came.
@@ -132,7 +132,7 @@ impl Schedule {
     }
 
     /// Whether `nominal`, which is still to come, was the next occurrence at some time that the wall clock showed
-    /// before it was set. One that lies farther ahead was given by somebody who wanted that.
+    /// before it was set. One that lies farther ahead was asked for.
     pub(super) fn was_next(&self, nominal: Time, setting: Setting<'_>) -> bool {
         let before = nominal - MILLISECOND;
         matches!(self.rhythm, Rhythm::Cron(_))

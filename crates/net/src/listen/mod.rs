@@ -1,8 +1,8 @@
 //! Listens for HTTP, and sees to it that no client costs the others anything: connections are bounded, in all and for
-//! each address, and whoever is slow, to speak or to listen, is cut off. The API and `worker.listen` both stand on it.
+//! each address, and a client that is slow to send or to read is cut off. The API and `worker.listen` both stand on it.
 //!
-//! Where all places are taken, the connection gives its own up that has waited longest for a request: one that asks
-//! is answered, and one that only holds its place loses it. So whoever has something to ask gets in.
+//! When all connections are taken, the one that has waited longest for a request is closed. So a client that has a
+//! request gets in, and one that only holds its connection loses it.
 //!
 //! - [`host`]: for which host a request is.
 
@@ -68,7 +68,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Answers whoever connects, for ever; `connections` has those that are open.
+    /// Answers all connections, for ever; `connections` has those that are open.
     pub async fn accept<T>(&self, listener: &TcpListener, connections: &mut JoinSet<()>) -> T {
         let places = Places::new(self.bounds);
         let mut failed = 0_u64;

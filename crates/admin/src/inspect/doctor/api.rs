@@ -1,4 +1,4 @@
-//! The admin API, where one is configured: what `roundelay serve` or a worker would refuse.
+//! The admin API, if one is configured: the faults for which `roundelay serve` or a worker would refuse to start.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -9,21 +9,21 @@ use tokio::net::TcpListener;
 
 use crate::api::server::check_tls;
 use crate::inspect::doctor::facts::Facts;
-use crate::inspect::doctor::finding::{Answer, Area, Finding, blocking, limited, word};
+use crate::inspect::doctor::finding::{Area, Finding, Gathered, blocking, limited, word};
 
-/// What is known of it.
+/// Facts about the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiFacts {
-    /// Why its address is none of this machine's; nothing when it is.
+    /// Why its address is not this machine's; nothing when it is.
     pub elsewhere: Option<String>,
-    /// What is wrong with its certificate and key; nothing when they can be used, or are not wanted.
+    /// What is wrong with its certificate and key; nothing when they can be used, or none are configured.
     pub tls: Option<String>,
-    /// The key is readable by anybody on this machine.
+    /// Whether every user of this machine can read the key.
     pub key_is_open: bool,
 }
 
-/// Asks, if one is configured.
-pub(super) async fn gather(config: &Config, within: Duration) -> Option<Answer<ApiFacts>> {
+/// Gathers the facts, if an API is configured.
+pub(super) async fn gather(config: &Config, within: Duration) -> Option<Gathered<ApiFacts>> {
     let address = config.api.listen?;
     let tls = config.api.tls.clone();
     let files = blocking(within, move || {
@@ -37,13 +37,13 @@ pub(super) async fn gather(config: &Config, within: Duration) -> Option<Answer<A
     Some(files.and_then(|(tls, key_is_open)| Ok(ApiFacts { elsewhere: elsewhere?, tls, key_is_open })))
 }
 
-/// Whether nobody could listen there. Any port will do: that of the API may be in use, by the API.
+/// Why no process could listen on this address. Any port will do: the API's own port may be in use by the API.
 async fn elsewhere(ip: IpAddr) -> Option<String> {
     TcpListener::bind(SocketAddr::new(ip, 0)).await.err().map(|error| error.to_string())
 }
 
 /// What is wrong with it.
-pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
     let (Some(answer), Some(address)) = (&facts.api, config.api.listen) else { return Vec::new() };
     let what = "address";
     let stops = "`roundelay serve` and workers with this configuration do not start";
@@ -61,7 +61,7 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
             Finding::bad(Area::Api, what, seen, stops, fix)
         }
     }];
-    // Reading the configuration has refused these already; who has set them otherwise is told the same.
+    // The configuration refuses these settings already; this check is for settings that were made in another way.
     for (what, refused) in
         [("anonymous", config.api.anonymous_on(address).err()), ("encryption", config.api.encrypted_on(address).err())]
     {
@@ -115,7 +115,7 @@ mod tests {
     use roundelay_ledger::access::Token;
     use roundelay_model::clock::Time;
 
-    fn judged(api: &str, change: impl FnOnce(&mut ApiFacts), tokens: Answer<usize>) -> Vec<Finding> {
+    fn judged(api: &str, change: impl FnOnce(&mut ApiFacts), tokens: Gathered<usize>) -> Vec<Finding> {
         let config = Config::parse(api, "r.toml", []).unwrap();
         let mut known = ApiFacts { elsewhere: None, tls: None, key_is_open: false };
         change(&mut known);
@@ -128,7 +128,7 @@ mod tests {
             last_used: None,
         };
         let chains = tokens.map(|count| ChainFacts { tokens: vec![token; count], ..ChainFacts::default() });
-        let findings = judge(&Facts { api: Some(Ok(known)), chains, ..Facts::nothing() }, &config);
+        let findings = diagnose(&Facts { api: Some(Ok(known)), chains, ..Facts::nothing() }, &config);
         have_fixes(&findings);
         findings
     }
@@ -151,6 +151,6 @@ mod tests {
         let open = judged(tls, |api| api.key_is_open = true, Ok(1));
         assert!(open.iter().any(|finding| finding.fix == "`chmod o-r k.pem`" && finding.result == Grade::Warning));
         let config = Config::parse("", "r.toml", []).unwrap();
-        assert_eq!(judge(&Facts::nothing(), &config), [], "without an API nothing is wrong with it");
+        assert_eq!(diagnose(&Facts::nothing(), &config), [], "without an API nothing is wrong with it");
     }
 }

@@ -1,5 +1,5 @@
-//! What is in the ledger: chains that nobody runs, workers that are silent, queues without a consumer, and orders that
-//! were forgotten.
+//! The content of the ledger: chains that no worker runs, workers that are silent, queues without a consumer, and
+//! forgotten orders.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -26,56 +26,55 @@ use roundelay_model::pacing::orders::Orders;
 use roundelay_model::topology::Names;
 
 use super::machine::files_of;
-use crate::inspect::broker::Asked;
+use crate::inspect::broker::BrokerStatus;
 use crate::inspect::doctor::facts::Facts;
-use crate::inspect::doctor::finding::{Answer, Area, Finding, Grade, some, span, word};
+use crate::inspect::doctor::finding::{Area, Finding, Gathered, Grade, some, span, word};
 
-/// Late chains that are looked at.
+/// How many late chains are read.
 const LATE: u32 = 20;
-/// Kinds that are looked for in the ledger.
+/// How many kinds are read from the ledger.
 const KINDS: usize = 1_000;
-/// Texts of each sort that are opened, to see whether they do.
+/// How many texts of each sort are decrypted as a test.
 const TEXTS: u64 = 1_000;
-/// So many sweeps of catch-up after a chain became overdue, it has not helped.
+/// If a chain is still overdue after this many sweeps of catch-up, catch-up has not helped.
 const SWEEPS: u32 = 10;
-/// Who has held something for longer may have forgotten it.
+/// An order that holds something for longer may have been forgotten.
 const LONG: Duration = Duration::from_secs(86_400);
 
-/// What is known of chains and workers.
+/// Facts about chains and workers.
 #[derive(Clone, Debug, Default)]
 pub struct ChainFacts {
     /// The time by the ledger's clock.
     pub now: Time,
-    /// The chains, counted.
+    /// The number of chains by queue and state.
     pub census: Census,
-    /// Some that are late, or quarantined, the longest first.
+    /// Some late or quarantined chains, the longest overdue first.
     pub late: Vec<LateChain>,
-    /// Those whose due times lie further ahead than their schedules can explain, the longest overdue first.
+    /// Chains whose due times lie further ahead than their schedules can explain, the longest overdue first.
     pub overslept: Vec<Overslept>,
-    /// A chain that ticks of each kind: kind and key.
+    /// One active chain of each kind: kind and key.
     pub kinds: Vec<(String, String)>,
-    /// The workers.
     pub workers: Vec<SeenWorker>,
     /// How many files workers on this machine may have open.
     pub limits: Vec<(String, u64)>,
-    /// What was ordered of queues and workers.
+    /// Orders for queues and workers.
     pub orders: BTreeMap<Subject, FleetOrders>,
-    /// What was ordered of throttles.
+    /// Orders for throttles.
     pub throttles: BTreeMap<String, Orders>,
     /// Throttles that let nothing start, and why.
     pub throttled: BTreeMap<String, String>,
-    /// How the wall clock stands to the ledger's time.
+    /// The relation of the wall clock to the ledger's time.
     pub calendar: Arc<Calendar>,
-    /// What the workers have agreed on.
+    /// The settings that the workers have agreed on.
     pub agreed: Option<String>,
-    /// Who may use the API.
+    /// The tokens of the API.
     pub tokens: Vec<Token>,
-    /// How much of what was looked at first is plain, and how much sealed.
+    /// How much of the tested texts is plain, and how much encrypted.
     pub stock: Inventory,
 }
 
-/// Opens the ledger to look at it, and asks.
-pub(super) async fn gather(config: Config) -> Answer<ChainFacts> {
+/// Opens the ledger for reading, and gathers the facts.
+pub(super) async fn gather(config: Config) -> Gathered<ChainFacts> {
     let told = |error: LedgerError| error.to_string();
     let ledger: Arc<dyn Ledger> = match &config.ledger.url {
         LedgerUrl::Memory => return Err("the ledger is in the memory of a process".into()),
@@ -121,7 +120,7 @@ async fn ask(config: &Config, ledger: &dyn Ledger) -> Result<ChainFacts, LedgerE
     })
 }
 
-/// The kinds that have chains which tick, each with the key of one. Goes from one kind to the next, past all others.
+/// The kinds with active chains, each with the key of one chain. One query per kind skips the kind's other chains.
 async fn kinds(ledger: &dyn Ledger) -> Result<Vec<(String, String)>, LedgerError> {
     let (mut kinds, mut after) = (Vec::new(), None);
     while kinds.len() < KINDS {
@@ -135,7 +134,7 @@ async fn kinds(ledger: &dyn Ledger) -> Result<Vec<(String, String)>, LedgerError
 }
 
 /// What is wrong with chains, workers and queues.
-pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
     let chains = match &facts.chains {
         Ok(chains) => chains,
         Err(why) => {
@@ -143,7 +142,7 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
             return vec![Finding::unknown(Area::Chains, "chains, workers, orders", why, fix)];
         }
     };
-    let asked = facts.broker.as_ref().map_or(&Asked::Embedded, |broker| &broker.asked);
+    let asked = facts.broker.as_ref().map_or(&BrokerStatus::Embedded, |broker| &broker.asked);
     let mut all = workers(chains);
     all.extend(agreement(chains, config));
     all.extend(strangers(chains, config));
@@ -160,7 +159,8 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
     all
 }
 
-/// Whether what is sealed opens, and whether what should be sealed is. Nothing where there is no encryption.
+/// Whether encrypted texts can be decrypted, and whether texts that should be encrypted are. Nothing without
+/// encryption.
 fn encryption(chains: &ChainFacts, config: &Config) -> Vec<Finding> {
     let (what, keys, counts) = ("encryption", &config.encryption, &chains.stock.counts);
     let mut all = Vec::new();
@@ -211,7 +211,7 @@ fn encryption(chains: &ChainFacts, config: &Config) -> Vec<Finding> {
     all
 }
 
-/// Chains that are there to tick, without the engine's own.
+/// The number of active chains, without the engine's own.
 fn ticking(chains: &ChainFacts, config: &Config) -> i64 {
     let chores = config.topology().names.chores();
     let queues = chains.census.queues.iter().filter(|queue| queue.queue != chores);
@@ -270,7 +270,7 @@ fn workers(chains: &ChainFacts) -> Vec<Finding> {
 }
 
 fn agreement(chains: &ChainFacts, config: &Config) -> Option<Finding> {
-    // On a broker that keeps nothing there is nothing to agree on.
+    // The embedded broker has no topology that workers could disagree on.
     if matches!(config.broker.url, BrokerUrl::Embedded) {
         return None;
     }
@@ -331,7 +331,7 @@ fn strangers(chains: &ChainFacts, config: &Config) -> Vec<Finding> {
     all
 }
 
-fn overdue(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding> {
+fn overdue(chains: &ChainFacts, config: &Config, asked: &BrokerStatus) -> Vec<Finding> {
     let (mut all, what) = (Vec::new(), "overdue chains");
     let Census { queues, quarantined, oldest_due, .. } = &chains.census;
     let count: i64 = queues.iter().map(|queue| queue.overdue).sum();
@@ -347,7 +347,7 @@ fn overdue(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding> 
         let begun = chain.started_tick >= hint.tick || hint.attempt > 1;
         format!("{} {}: {}", hint.kind, hint.key, stuck::overslept(hint.due, begun, &chains.calendar))
     };
-    // Two of them, after how many there are.
+    // Two examples, after the number of chains.
     let told = |state| {
         let late = chains.late.iter().filter(|chain| chain.state == state).take(2).map(one);
         let slept = chains.overslept.iter().filter(|_| state == ChainState::Active).take(2).map(slept);
@@ -364,7 +364,7 @@ fn overdue(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding> 
                        their way, start more workers";
             let follows = "what they keep fresh is not";
             let finding = Finding::bad(Area::Chains, what, seen, follows, fix);
-            // Catch-up has not had its time yet.
+            // Until then, catch-up may still help.
             let patience = config.catch_up.slack + config.catch_up.every * SWEEPS + config.catch_up.spread;
             all.push(if late > patience { finding } else { finding.softened() });
         }
@@ -382,8 +382,8 @@ fn overdue(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding> 
     all
 }
 
-/// Queues that nobody takes from although somebody lives.
-fn consumers(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding> {
+/// Queues without a consumer although a worker lives.
+fn consumers(chains: &ChainFacts, config: &Config, asked: &BrokerStatus) -> Vec<Finding> {
     let what = "consumers";
     if living(chains).next().is_none() {
         return Vec::new();
@@ -404,8 +404,8 @@ fn consumers(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding
         let takes = |worker: &SeenWorker| worker.presence.queues.iter().any(|queue| queue.queue == *name);
         let consumed = match depth {
             Some(depth) => depth.consumers > 0,
-            // Of a queue that is missing, that is told.
-            None if matches!(asked, Asked::Depths(_)) => continue,
+            // A missing queue is reported elsewhere.
+            None if matches!(asked, BrokerStatus::Depths(_)) => continue,
             None => living(chains).any(takes) || *name == chores,
         };
         let due = chains.census.queues.iter().find(|queue| queue.queue == *name).map_or(0, |queue| queue.due);
@@ -433,7 +433,7 @@ fn consumers(chains: &ChainFacts, config: &Config, asked: &Asked) -> Vec<Finding
     all
 }
 
-/// What operators have ordered, and may have forgotten.
+/// Orders of operators that may have been forgotten.
 fn held(chains: &ChainFacts) -> Vec<Finding> {
     let mut all = Vec::new();
     let mut say = |what: String, at: Time, by: &str, why: &str, follows: &str, fix: String| {
@@ -553,9 +553,9 @@ mod tests {
         }
     }
 
-    fn depths(consumers: u64, ready: u64) -> Asked {
+    fn depths(consumers: u64, ready: u64) -> BrokerStatus {
         let names = ["work", "side", "roundelay.chores"];
-        Asked::Depths(names.map(|name| (name.to_owned(), Ok(Depth { ready, consumers }))).into())
+        BrokerStatus::Depths(names.map(|name| (name.to_owned(), Ok(Depth { ready, consumers }))).into())
     }
 
     #[test]
@@ -602,8 +602,8 @@ mod tests {
         }
     }
 
-    /// What is found where `change` is made to what is healthy, and differs from good.
-    fn found(change: impl FnOnce(&mut ChainFacts), asked: &Asked) -> Vec<Finding> {
+    /// The findings after `change` to healthy facts, without the good ones.
+    fn found(change: impl FnOnce(&mut ChainFacts), asked: &BrokerStatus) -> Vec<Finding> {
         let (mut chains, config) = (healthy(), config());
         change(&mut chains);
         let mut all = workers(&chains);
@@ -642,7 +642,7 @@ mod tests {
         };
         let full = depths(1, 0);
         assert_eq!(found(|_| (), &full), []);
-        assert_eq!(found(|_| (), &Asked::Embedded), []);
+        assert_eq!(found(|_| (), &BrokerStatus::Embedded), []);
         let table: [(Change, &str, Grade, &str); 11] = [
             (|c| c.workers.clear(), "workers", Grade::Warning, "`roundelay worker`"),
             (|c| c.workers[0] = worker("w1", 31_000, "1"), "silent workers", Grade::Bad, "`ps -p PID`"),
@@ -721,12 +721,12 @@ mod tests {
         assert!(nobody[0].seen.contains("side, work, roundelay.chores"), "{nobody:?}");
         let waiting = found(|_| (), &depths(0, 4));
         assert_eq!((waiting.len(), waiting[0].result), (1, Grade::Bad));
-        // Without RabbitMQ, workers say what they take.
+        // Without RabbitMQ, workers report which queues they consume.
         let mut idle = worker("w1", 0, env!("CARGO_PKG_VERSION"));
         idle.presence.queues.remove(1);
-        let findings = found(|chains| chains.workers[0] = idle, &Asked::Embedded);
+        let findings = found(|chains| chains.workers[0] = idle, &BrokerStatus::Embedded);
         assert_eq!(findings[0].seen, "nobody takes from side");
-        assert_eq!(found(|_| (), &Asked::Away("refused".into()))[0].result, Grade::Unknown);
+        assert_eq!(found(|_| (), &BrokerStatus::Away("refused".into()))[0].result, Grade::Unknown);
         let none = found(|chains| chains.workers.clear(), &depths(0, 4));
         assert!(none.iter().all(|finding| finding.what != "consumers"), "that no worker runs is told: {none:?}");
     }

@@ -1,8 +1,8 @@
 //! Clocks: which of them differ, and whether that matters.
 //!
-//! Dues and leases are judged by the ledger's steady time, which no setting of a clock moves. The wall clock, which is
-//! PostgreSQL's, or with SQLite this machine's, is for cron expressions and `at`. Rungs sleep by the broker's clock, for
-//! which only a step counts. Logs, certificates and what an upstream says of times go by this machine's.
+//! Due times and leases follow the ledger's steady time, which no change of a clock moves. The wall clock, which is
+//! PostgreSQL's, or with SQLite this machine's, is for cron expressions and `at`. Rungs delay by the broker's clock,
+//! for which only a step counts. Logs, certificates and times from an upstream follow this machine's clock.
 
 use std::time::Duration;
 
@@ -14,17 +14,17 @@ use super::machine::Synchronised;
 use crate::inspect::doctor::facts::Facts;
 use crate::inspect::doctor::finding::{Area, Finding, span};
 
-/// Two clocks that are kept right differ by less.
+/// Two synchronised clocks differ by less, in milliseconds.
 const APART: i64 = 2_000;
-/// So far apart, times that are compared mean nothing any more.
+/// With this difference, in milliseconds, a comparison of times has no meaning.
 const FAR_APART: i64 = 60_000;
-/// So long ago a setting is worth a warning.
+/// A step of the clock within this time is a warning.
 const LATELY: Duration = Duration::from_secs(24 * 3_600);
-/// The management API tells whole seconds, and looks at its clock once in a second.
+/// The management API gives whole seconds, and reads its clock once in a second; in milliseconds.
 const COARSE: i64 = 2_000;
 
 /// By how much `other` is ahead of this machine's clock at least, in milliseconds: negative when it is behind, zero
-/// when it may be the same. It was told between `before` and `after`, and is right to `resolution`.
+/// when both may be the same. `other` was read between `before` and `after`, with this `resolution` in milliseconds.
 fn ahead(before: Time, other: Time, after: Time, resolution: i64) -> i64 {
     let (before, other, after) = (before.as_millis(), other.as_millis(), after.as_millis());
     if other > after {
@@ -44,7 +44,7 @@ fn words(ahead: i64) -> String {
     }
 }
 
-/// Whether the wall clock was set lately, by how much, and when.
+/// Whether the wall clock was set recently, by how much, and when.
 fn of_sets(now: Time, calendar: &Calendar) -> Finding {
     let what = "settings of the wall clock";
     let Some((since, by, ahead)) = calendar.sets().next_back() else {
@@ -77,7 +77,7 @@ fn of_sets(now: Time, calendar: &Calendar) -> Finding {
 }
 
 /// What is wrong with clocks.
-pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &Facts) -> Vec<Finding> {
     const SET: &str = "set this machine's clock and keep it right: `timedatectl set-ntp true`, or chrony";
     let mut all = Vec::new();
     let what = "this machine's clock";
@@ -110,7 +110,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
                 _ => Finding::good(Area::Clock, what, seen),
             });
             let highest = server.ledger.as_ref().and_then(|ledger| ledger.highest);
-            // As the server saw it, whatever this machine says.
+            // PostgreSQL's clock as the server read it, independent of this machine.
             Some((reading.told, highest, "PostgreSQL's clock"))
         }
         LedgerFacts::File(file) => {
@@ -120,9 +120,9 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
         LedgerFacts::Server(Err(_)) | LedgerFacts::Memory => None,
     };
     if let Some((now, Some(highest), whose)) = ledger {
-        // The ledger's numbers begin at its own time, where that is known.
+        // The ledger's numbers begin at the ledger's own time, if that is known.
         let now = facts.chains.as_ref().map_or(now, |chains| chains.now);
-        // A ledger that was just opened has given a few numbers above the time of that.
+        // A ledger that was just opened has given out a few numbers above its opening time.
         let back = highest / 1_000 - now.as_millis();
         let what = "time of the ledger";
         all.push(match back {
@@ -196,7 +196,7 @@ mod tests {
         let mut with = |highest| {
             let seen = SeenFile { version: 1, known: 1, is_ledger: true, highest };
             facts.ledger = LedgerFacts::file_of(seen);
-            judge(&facts)
+            diagnose(&facts)
         };
         assert_eq!(about(&with(Some(now * 1_000)), "time of the ledger").result, Grade::Good);
         let findings = with(Some((now + 3_600_000) * 1_000));

@@ -1,27 +1,25 @@
-//! What the doctor has gathered.
+//! The facts that the doctor has gathered.
 
 use roundelay_model::clock::Time;
 
 use crate::inspect::doctor::api::ApiFacts;
 use crate::inspect::doctor::broker::BrokerFacts;
 use crate::inspect::doctor::chains::ChainFacts;
-use crate::inspect::doctor::finding::Answer;
+use crate::inspect::doctor::finding::Gathered;
 use crate::inspect::doctor::ledger::LedgerFacts;
 use crate::inspect::doctor::machine::MachineFacts;
 
-/// All that is known.
+/// All facts.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// The time by this machine's clock.
     pub now: Time,
-    /// This machine.
-    pub machine: Answer<MachineFacts>,
-    /// The broker; nothing where it is in the worker's process.
+    pub machine: Gathered<MachineFacts>,
+    /// The broker; nothing if it is embedded in the worker's process.
     pub broker: Option<BrokerFacts>,
-    /// The ledger.
     pub ledger: LedgerFacts,
-    /// What is in the ledger.
-    pub chains: Answer<ChainFacts>,
-    /// Where the API is to answer; nothing where none is configured.
-    pub api: Option<Answer<ApiFacts>>,
+    /// The content of the ledger.
+    pub chains: Gathered<ChainFacts>,
+    /// The address and certificate of the API; nothing if no API is configured.
+    pub api: Option<Gathered<ApiFacts>>,
 }

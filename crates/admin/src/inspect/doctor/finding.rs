@@ -1,4 +1,4 @@
-//! What the doctor finds, and how it says so.
+//! A finding of the doctor, and its words.
 
 use std::fmt;
 use std::future::Future;
@@ -8,8 +8,8 @@ use serde::Serialize;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-/// What was asked for, or why it is not to be had.
-pub type Answer<T> = Result<T, String>;
+/// An answer, or why there is none.
+pub type Gathered<T> = Result<T, String>;
 /// What a finding is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -24,23 +24,23 @@ pub enum Area {
     Ledger,
     /// The broker.
     Broker,
-    /// Chains, queues, workers, and what was ordered of them.
+    /// Chains, queues, workers, and orders for them.
     Chains,
     /// The admin API.
     Api,
 }
 
-/// What was found.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Grade {
-    /// As it should be.
+    /// Without fault.
     Good,
-    /// It works, and somebody should look at it.
+    /// This works, and an operator should look at it.
     Warning,
-    /// Something does not work, or will not.
+    /// This does not work, or will not.
     Bad,
-    /// It could not be looked at.
+    /// This could not be checked.
     Unknown,
 }
 
@@ -51,24 +51,24 @@ pub struct Finding {
     pub area: Area,
     /// What was looked at.
     pub what: String,
-    /// What came of it.
+    /// The result of the check.
     pub result: Grade,
-    /// What was seen there; of what is unknown, why.
+    /// What was seen there; if the result is unknown, why.
     pub seen: String,
-    /// What follows from it; empty where nothing does.
+    /// What follows from it; empty if nothing does.
     pub follows: String,
-    /// What to do: a command, or a setting; empty where nothing is to be done.
+    /// What to do: a command, or a setting; empty if nothing is to be done.
     pub fix: String,
 }
 
 impl Finding {
-    /// Something that is as it should be.
+    /// A finding without fault.
     pub fn good(area: Area, what: impl Into<String>, seen: impl Into<String>) -> Self {
         let (follows, fix) = Default::default();
         Self { area, what: what.into(), result: Grade::Good, seen: seen.into(), follows, fix }
     }
 
-    /// Something that does not work, or will not.
+    /// A finding that something does not work, or will not.
     pub fn bad(
         area: Area,
         what: impl Into<String>,
@@ -90,20 +90,23 @@ impl Finding {
         Self { result: Grade::Warning, ..Self::bad(area, what, seen, follows, fix) }
     }
 
-    /// Something that could not be looked at, and why.
+    /// A finding that something could not be checked, and why.
     pub fn unknown(area: Area, what: impl Into<String>, why: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { result: Grade::Unknown, ..Self::bad(area, what, why, "", fix) }
     }
 
-    /// The same, if it is bad at all, as a warning.
+    /// The same finding, as a warning if it is bad.
     pub fn softened(self) -> Self {
         let result = if self.result == Grade::Bad { Grade::Warning } else { self.result };
         Self { result, ..self }
     }
 }
 
-/// Does something that may hang. It runs as a task of its own, so that it does not hold up the clock, either.
-pub async fn limited<T: Send + 'static>(within: Duration, work: impl Future<Output = T> + Send + 'static) -> Answer<T> {
+/// Runs an async operation that may hang. It is a task of its own, so that it cannot delay the timer, either.
+pub async fn limited<T: Send + 'static>(
+    within: Duration,
+    work: impl Future<Output = T> + Send + 'static,
+) -> Gathered<T> {
     match timeout(within, AbortOnDropHandle::new(tokio::spawn(work))).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(failed)) => Err(format!("looking at it has failed: {failed}")),
@@ -111,8 +114,8 @@ pub async fn limited<T: Send + 'static>(within: Duration, work: impl Future<Outp
     }
 }
 
-/// Does something that may hang in a call of the system or of SQLite.
-pub async fn blocking<T: Send + 'static>(within: Duration, work: impl FnOnce() -> T + Send + 'static) -> Answer<T> {
+/// Runs a call of the system or of SQLite that may hang.
+pub async fn blocking<T: Send + 'static>(within: Duration, work: impl FnOnce() -> T + Send + 'static) -> Gathered<T> {
     let work = tokio::task::spawn_blocking(work);
     limited(within, work).await.and_then(|ended| ended.map_err(|failed| format!("looking at it has failed: {failed}")))
 }
@@ -135,7 +138,7 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// How far away in time something is, for people: `3d 4h`, `12s`, `340ms`.
+/// The distance of a time, for people: `3d 4h`, `12s`, `340ms`.
 pub fn span(millis: i64) -> String {
     let span = Duration::from_millis(millis.unsigned_abs());
     let coarse = match span.as_secs() {
@@ -146,7 +149,7 @@ pub fn span(millis: i64) -> String {
     humantime::format_duration(coarse).to_string()
 }
 
-/// A text as one word of a command: as it is, or between quotation marks when a shell would make something else of it.
+/// A text as one word of a shell command: as it is, or in quotes when a shell would interpret it.
 pub fn word(text: impl fmt::Display) -> String {
     let text = text.to_string();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);

@@ -1,4 +1,4 @@
-//! The ledger: whether it is there, of which format, and whether it can be written and lasts.
+//! The ledger: whether it exists, its format, and whether it can be written and is durable.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,65 +14,64 @@ use roundelay_ledger::sqlite::examine::{SeenFile, Unwritten};
 
 use super::machine::folder;
 use crate::inspect::doctor::facts::Facts;
-use crate::inspect::doctor::finding::{Answer, Area, Finding, blocking, limited, size, some, word};
+use crate::inspect::doctor::finding::{Area, Finding, Gathered, blocking, limited, size, some, word};
 
-/// A file up to this size is looked through without being asked for.
+/// A file up to this size is always checked for damage.
 const SMALL: u64 = 64 << 20;
-/// For how long a file is looked through that was asked for.
+/// How long a check for damage may take that the user has asked for.
 const THOROUGH: Duration = Duration::from_secs(6 * 3_600);
-/// A log is copied into the file when it has some 32 MiB; when it is much larger, somebody keeps it from that.
+/// SQLite copies its log into the file at some 32 MiB; if the log is much larger, a reader prevents that.
 const LARGE_LOG: u64 = 256 << 20;
-/// Connections that a worker holds once it paces starts.
+/// How many connections a worker holds once it paces starts.
 const OF_A_WORKER: i64 = 5;
 
-/// What is known of the ledger.
+/// Facts about the ledger.
 #[derive(Clone, Debug)]
 pub enum LedgerFacts {
-    /// It is in the process's memory.
+    /// The ledger is in the process's memory.
     Memory,
-    /// It is a file.
+    /// The ledger is a file.
     File(Box<FileFacts>),
-    /// It is in PostgreSQL: what the server tells, or why it is not to be had.
+    /// The ledger is in PostgreSQL: what the server answers, or why it does not.
     Server(Result<Box<SeenServer>, Unasked>),
 }
 
-/// What is known of a file.
+/// Facts about a ledger file.
 #[derive(Clone, Debug)]
 pub struct FileFacts {
-    /// Where it is.
     pub path: PathBuf,
-    /// Its folder, file and log, as the file system has them.
-    pub stat: Answer<Stat>,
-    /// What is in it; nothing where there is no file.
-    pub seen: Option<Answer<Result<SeenFile, String>>>,
-    /// Whether it could be written.
-    pub written: Option<Answer<Result<(), Unwritten>>>,
-    /// What SQLite complains of; nothing where it was not asked.
-    pub damage: Option<Answer<Result<Vec<String>, String>>>,
+    /// The folder, the file and its log, as the file system has them.
+    pub stat: Gathered<Stat>,
+    /// What is in the file; nothing if there is no file.
+    pub seen: Option<Gathered<Result<SeenFile, String>>>,
+    /// Whether the file can be written.
+    pub written: Option<Gathered<Result<(), Unwritten>>>,
+    /// The damage that SQLite reports; nothing if the file was not checked.
+    pub damage: Option<Gathered<Result<Vec<String>, String>>>,
 }
 
 /// A file as the file system has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// There is such a folder.
+    /// Whether the folder exists.
     pub folder: bool,
-    /// This user may make files in it.
+    /// Whether this user may create files in the folder.
     pub folder_writable: bool,
-    /// Anybody may, and may remove those of others.
+    /// Whether every user may create files in the folder, and remove those of others.
     pub folder_open: bool,
-    /// The size of the file; nothing where there is none.
+    /// The size of the file in bytes; nothing if there is no file.
     pub bytes: Option<u64>,
-    /// Anybody may write it.
+    /// Whether every user may write the file.
     pub open: bool,
-    /// Whose it is.
+    /// The user id of the file's owner.
     pub owner: u32,
-    /// Who asks.
+    /// The user id of this process.
     pub us: u32,
-    /// The size of its log.
+    /// The size of the log in bytes.
     pub log: u64,
 }
 
-/// Asks.
+/// Gathers the facts.
 pub(super) async fn gather(config: &Config, within: Duration, thorough: bool) -> LedgerFacts {
     match &config.ledger.url {
         LedgerUrl::Memory => LedgerFacts::Memory,
@@ -108,7 +107,7 @@ async fn gather_file(path: &Path, within: Duration, thorough: bool) -> FileFacts
 }
 
 impl LedgerFacts {
-    /// Finds out whether a file that is there can be written. A server has been asked already.
+    /// Finds out whether a file that exists can be written. A server has been asked already.
     pub(super) async fn try_to_write(&mut self, within: Duration) {
         if let Self::File(file) = self
             && file.seen.is_some()
@@ -138,7 +137,7 @@ fn stat(path: &Path) -> Stat {
 }
 
 /// What is wrong with the ledger.
-pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &Facts) -> Vec<Finding> {
     match &facts.ledger {
         LedgerFacts::Memory => vec![Finding::warning(
             Area::Ledger,
@@ -152,7 +151,7 @@ pub(super) fn judge(facts: &Facts) -> Vec<Finding> {
     }
 }
 
-/// The version of the format, `found`, of which this program knows `known`.
+/// Checks the version of the format: `found` is the ledger's, `known` this program's.
 fn format(found: u32, known: u32, of_file: bool) -> Finding {
     let what = "ledger's format";
     let seen = format!("version {found}, and this program knows version {known}");
@@ -322,7 +321,7 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
     all
 }
 
-fn writing(written: &Answer<Result<(), Unwritten>>, path: &Path, user: u32) -> Option<Finding> {
+fn writing(written: &Gathered<Result<(), Unwritten>>, path: &Path, user: u32) -> Option<Finding> {
     let (what, file) = ("writing to the ledger", word(path.display()));
     Some(match written {
         Ok(Ok(())) => Finding::good(Area::Ledger, what, "works (rolled back again)"),
@@ -444,7 +443,7 @@ fn unreached(unasked: &Unasked) -> Finding {
     Finding::bad(Area::Ledger, "ledger", format!("the server cannot be asked: {words}"), follows, fix)
 }
 
-/// What is left of connections, where that is least.
+/// How many connections are left, by the limit that leaves the fewest.
 fn room(seen: &SeenServer) -> Finding {
     let what = "connections left";
     let limits = [
@@ -556,7 +555,7 @@ mod tests {
     use roundelay_model::clock::Time;
 
     impl LedgerFacts {
-        /// A file that nothing is wrong with, but for what is in it.
+        /// A file without faults, apart from its content.
         pub(in super::super) fn file_of(seen: SeenFile) -> Self {
             let stat =
                 Stat { folder: true, folder_writable: true, bytes: Some(4_096), us: 7, owner: 7, ..Stat::default() };
@@ -570,7 +569,7 @@ mod tests {
         }
     }
 
-    /// What is found where a file is as it should be but for `change`, and differs from good.
+    /// The findings about a healthy file after `change`, without the good ones.
     fn of_file(change: impl FnOnce(&mut FileFacts)) -> Vec<Finding> {
         let seen = SeenFile { version: 13, known: 13, is_ledger: true, highest: None };
         let LedgerFacts::File(mut file) = LedgerFacts::file_of(seen) else { panic!("a file") };

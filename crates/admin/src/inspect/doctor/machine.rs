@@ -9,61 +9,60 @@ use roundelay_config::{Config, HandlerSettings};
 use roundelay_ledger::LedgerUrl;
 
 use super::programs;
-use crate::api::server::MOST_CONNECTIONS;
+use crate::api::server::MAX_CONNECTIONS;
 use crate::inspect::doctor::facts::Facts;
 use crate::inspect::doctor::finding::{Area, Finding, size};
 use crate::inspect::doctor::programs::ProgramFacts;
 
-/// With less free disk, SQLite's log and a busy hour may fill it.
+/// With less free disk in bytes, SQLite's log and a busy hour may fill the disk.
 const LITTLE_DISK: u64 = 1 << 30;
-/// With less, it is a matter of minutes.
+/// With less free disk in bytes, the disk is full within minutes.
 const NO_DISK: u64 = 128 << 20;
-/// Files that a worker has open whatever it does: the ledger, the broker's connections, the runtime, listeners, log.
+/// Files that every worker has open: the ledger, the broker's connections, the runtime, listeners, log.
 const OWN_FILES: u64 = 64;
-/// A program that runs has three pipes and a handle; a call has its connection, and one more while names are looked up.
+/// A running program has three pipes and a handle; a call has its connection, and one more during name resolution.
 const FILES_OF_PROGRAM: u64 = 4;
 const FILES_OF_CALL: u64 = 2;
 
-/// What is known of this machine.
+/// Facts about this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachineFacts {
     /// How many files this process may have open.
     pub files: u64,
-    /// The disk under a ledger in a file.
+    /// The disk under a ledger file.
     pub disk: Option<Disk>,
-    /// What is known of the clock's synchronisation.
+    /// Whether the clock is synchronised.
     pub synchronised: Synchronised,
-    /// What is wrong with the programs of handlers.
+    /// Problems with the programs of handlers.
     pub programs: Vec<ProgramFacts>,
 }
 
 /// A file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// The folder that was looked at.
     pub folder: PathBuf,
-    /// Its type's number.
+    /// The number of the file system's type.
     pub magic: i64,
-    /// Bytes that are free for this user.
+    /// The free bytes for this user.
     pub free: u64,
 }
 
-/// Whether somebody keeps the clock right.
+/// Whether a time service keeps the clock right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Synchronised {
-    /// systemd-timesyncd has set it since the start.
+    /// systemd-timesyncd has set the clock since the machine started.
     Yes,
-    /// systemd-timesyncd runs, and has not.
+    /// systemd-timesyncd runs, and has not set the clock.
     NotYet,
-    /// Nobody known says so.
+    /// No known time service says that it sets the clock.
     #[default]
     Unknown,
 }
 
-/// Asks the system.
+/// Gathers the facts.
 pub(super) async fn gather(config: Config) -> MachineFacts {
     tokio::task::spawn_blocking(move || {
-        // What cannot be read is no limit: the number is not told to be low.
+        // If the limit cannot be read, the report must not say that it is too low.
         let files = getrlimit(Resource::RLIMIT_NOFILE).map_or(u64::MAX, |(soft, _)| soft);
         let folder = match &config.ledger.url {
             LedgerUrl::Sqlite(path) => Some(folder(path)),
@@ -101,12 +100,12 @@ fn files_needed(config: &Config) -> u64 {
     });
     let of_one = of_one.max().unwrap_or(0);
     let places: usize = config.queues.values().map(|queue| queue.concurrency).sum();
-    let api = if config.api.listen.is_some() { MOST_CONNECTIONS as u64 } else { 0 };
+    let api = if config.api.listen.is_some() { MAX_CONNECTIONS as u64 } else { 0 };
     OWN_FILES + api + of_one.saturating_mul(places as u64)
 }
 
 /// What is wrong with this machine.
-pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
     let mut all = Vec::new();
     let what = "open files";
     let needed = files_needed(config);
@@ -115,17 +114,17 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
          queues.….concurrency"
     );
     let follows = "with all places in use, runs fail to start and connections are refused: too many open files";
-    let api = if config.api.listen.is_some() { MOST_CONNECTIONS as u64 } else { 0 };
+    let api = if config.api.listen.is_some() { MAX_CONNECTIONS as u64 } else { 0 };
     let judged = |whose: &str, limit: u64| {
         let seen = format!("{whose} may have {limit}, and a worker of all queues needs up to {needed}");
         match limit {
             _ if limit >= needed => Finding::good(Area::Machine, what, seen),
-            // Only when as many as ever may look at the dashboard at the same time.
+            // The limit is too low only when the dashboard has as many connections as it allows.
             _ if limit >= needed - api => Finding::warning(Area::Machine, what, seen, follows, fix.clone()),
             _ => Finding::bad(Area::Machine, what, seen, follows, fix.clone()),
         }
     };
-    // What workers may is what counts. Where one can be asked on this machine, this process is none.
+    // The limit of the workers is what counts. If a worker runs on this machine, the limit of this process is not used.
     let workers = facts.chains.as_ref().map(|chains| chains.limits.as_slice()).unwrap_or_default();
     match (&facts.machine, workers) {
         (_, [_, ..]) => {
@@ -138,7 +137,7 @@ pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
         (Ok(machine), []) => all.push(judged("this process", machine.files)),
         (Err(why), []) => all.push(Finding::unknown(Area::Machine, what, why, "`ulimit -n` tells it")),
     }
-    all.extend(facts.machine.iter().flat_map(|machine| programs::judge(machine, config)));
+    all.extend(facts.machine.iter().flat_map(|machine| programs::diagnose(machine, config)));
     let LedgerUrl::Sqlite(path) = &config.ledger.url else { return all };
     let what = "disk under the ledger";
     match facts.machine.as_ref().map(|machine| &machine.disk) {
@@ -176,7 +175,7 @@ fn room(disk: &Disk) -> Finding {
     }
 }
 
-/// File systems on which a write-ahead log does not hold, since it needs memory that all processes share.
+/// File systems on which a write-ahead log does not work, because it needs memory that all processes share.
 const NETWORK: [(i64, &str); 12] = [
     (0x6969, "NFS"),
     (0x517b, "SMB"),
@@ -191,9 +190,9 @@ const NETWORK: [(i64, &str); 12] = [
     (0x7461_636f, "OCFS2"),
     (0x564c, "NCP"),
 ];
-/// Those of which it depends on what is behind them.
+/// File systems that may be local or remote.
 const DOUBTFUL: [(i64, &str); 3] = [(0x6573_5546, "FUSE"), (0x0102_1997, "9P"), (0x786f_4256, "VirtualBox")];
-/// Those that do not last.
+/// File systems that lose their content at a restart.
 const FLEETING: [(i64, &str); 3] = [
     (0x0102_1994, "in memory (tmpfs), gone when the machine stops"),
     (0x8584_58f6, "in memory (ramfs), gone when the machine stops"),
@@ -230,7 +229,7 @@ fn file_system(disk: &Disk, ledger: &Path) -> Finding {
     Finding::good(Area::Machine, what, "it is on a local disk, as far as one can see")
 }
 
-/// The limit of open files in the words of `/proc/PID/limits` (pure).
+/// The limit of open files, read from `/proc/PID/limits` (pure).
 pub(super) fn files_of(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     match line.split_whitespace().next()? {
@@ -299,21 +298,21 @@ mod tests {
         .unwrap();
         let mut facts = Facts::nothing();
         facts.machine = Ok(MachineFacts { files: 1_024, ..MachineFacts::default() });
-        let findings = judge(&facts, &config);
+        let findings = diagnose(&facts, &config);
         let finding = about(&findings, "open files");
         assert_eq!((finding.result, finding.seen.contains("this process may have 1024")), (Grade::Bad, true));
         assert!(finding.fix.contains("LimitNOFILE=4064"), "{finding:?}");
         assert_eq!(about(&findings, "disk under the ledger").result, Grade::Unknown);
         facts.chains = Ok(super::super::ChainFacts { limits: vec![("w".into(), 65_536)], ..Default::default() });
-        assert_eq!(about(&judge(&facts, &config), "open files").result, Grade::Good);
+        assert_eq!(about(&diagnose(&facts, &config), "open files").result, Grade::Good);
         let seen = Config::parse("api.listen = '127.0.0.1:0'\n[queues.a]\nconcurrency = 100", "r.toml", []).unwrap();
         for (files, grade) in [(63, Grade::Bad), (64, Grade::Warning), (575, Grade::Warning), (576, Grade::Good)] {
             let mut facts = Facts::nothing();
             facts.machine = Ok(MachineFacts { files, ..MachineFacts::default() });
-            assert_eq!(about(&judge(&facts, &seen), "open files").result, grade, "{files}");
+            assert_eq!(about(&diagnose(&facts, &seen), "open files").result, grade, "{files}");
         }
         facts = Facts::nothing();
-        let findings = judge(&facts, &config);
+        let findings = diagnose(&facts, &config);
         assert!(findings.iter().all(|finding| finding.result == Grade::Unknown), "{findings:?}");
         have_fixes(&findings);
     }

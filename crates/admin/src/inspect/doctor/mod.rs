@@ -1,8 +1,8 @@
-//! The ground that Roundelay stands on: what is wrong with it, what follows from that, and how to mend it.
+//! The doctor checks what Roundelay depends on: what is wrong with it, what follows from that, and how to mend it.
 //!
-//! [`examine`] gathers facts, everything at the same time and each with a limit, so that what hangs holds up nothing
-//! else; [`judge`] makes findings of them (pure). Nothing is changed anywhere: ledgers are opened to be looked at, and
-//! the one write that is tried is rolled back. What could not be looked at is told as unknown, never as good.
+//! [`examine`] gathers facts, all at the same time and each with a time limit, so that one hanging part does not delay
+//! the others; [`diagnose`] makes findings of them (pure). The doctor changes nothing: it opens ledgers for reading,
+//! and rolls back the one write that it tries. A part that could not be checked is reported as unknown, never as good.
 
 mod api;
 mod broker;
@@ -30,9 +30,9 @@ pub use machine::{Disk, MachineFacts, Synchronised};
 pub use programs::{ProgramFacts, Trouble};
 
 /// Examines everything that `config` names. Each part may take `within`; with `thorough`, the whole of a ledger's file
-/// is looked through, however long that takes.
+/// is checked, for as long as that takes.
 pub async fn examine(config: &Config, within: Duration, thorough: bool) -> Vec<Finding> {
-    judge(&gather(config, within, thorough).await, config)
+    diagnose(&gather(config, within, thorough).await, config)
 }
 
 async fn gather(config: &Config, within: Duration, thorough: bool) -> Facts {
@@ -43,27 +43,27 @@ async fn gather(config: &Config, within: Duration, thorough: bool) -> Facts {
         limited(within, chains::gather(config.clone())),
         api::gather(config, within),
     );
-    // After all who read: to write to a file that nobody has open takes a log beside it, and whoever only reads, and
-    // finds that log, keeps it from going again.
+    // This comes after all reads: a write to a file that no other process has open creates a log beside it, and a
+    // reader that finds the log prevents its removal.
     ledger.try_to_write(within).await;
     Facts { now: Clock::System.now(), machine, broker, ledger, chains: chains.and_then(|chains| chains), api }
 }
 
 /// Makes findings of facts, in the order of areas.
-pub fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
-    let mut all = machine::judge(facts, config);
-    all.extend(clock::judge(facts));
-    all.extend(ledger::judge(facts));
-    all.extend(broker::judge(facts, config));
-    all.extend(chains::judge(facts, config));
-    all.extend(api::judge(facts, config));
+pub fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
+    let mut all = machine::diagnose(facts, config);
+    all.extend(clock::diagnose(facts));
+    all.extend(ledger::diagnose(facts));
+    all.extend(broker::diagnose(facts, config));
+    all.extend(chains::diagnose(facts, config));
+    all.extend(api::diagnose(facts, config));
     all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inspect::doctor::finding::Answer;
+    use crate::inspect::doctor::finding::Gathered;
     use crate::inspect::doctor::finding::size;
     use crate::inspect::doctor::finding::some;
     use roundelay_model::clock::Time;
@@ -71,7 +71,7 @@ mod tests {
     use crate::inspect::doctor::finding::span;
 
     impl Facts {
-        /// Nothing could be asked.
+        /// Facts in which every question failed.
         pub(super) fn nothing() -> Self {
             let why = || "no answer within 5s".to_owned();
             Self {
@@ -92,7 +92,7 @@ mod tests {
         found[0]
     }
 
-    /// Whatever is not good says what to do.
+    /// Every finding that is not good says what to do.
     pub(super) fn have_fixes(findings: &[Finding]) {
         for finding in findings {
             assert_eq!(finding.result == Grade::Good, finding.fix.is_empty(), "{finding:?}");
@@ -117,7 +117,7 @@ mod tests {
         let within = Duration::from_secs(5);
         let never = limited(within, std::future::pending::<()>()).await;
         assert_eq!(never, Err("no answer within 5s".into()));
-        let panics: Answer<()> = limited(within, async { panic!("a test's panic") }).await;
+        let panics: Gathered<()> = limited(within, async { panic!("a test's panic") }).await;
         assert!(panics.unwrap_err().starts_with("looking at it has failed"));
         assert_eq!(limited(within, async { 7 }).await, Ok(7));
     }

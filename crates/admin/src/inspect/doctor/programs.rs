@@ -1,4 +1,5 @@
-//! The programs of exec handlers on this machine: whether they can be started, and who could put others in their place.
+//! The programs of exec handlers on this machine: whether they can be started, and whether every user could replace
+//! them.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -10,38 +11,36 @@ use roundelay_handler::exec::program::{LIMITER, Unstartable, allowed, executable
 use crate::inspect::doctor::finding::{Area, Finding};
 use crate::inspect::doctor::machine::MachineFacts;
 
-/// Write permission for everybody.
+/// Write permission for every user.
 const BY_OTHERS: u32 = 0o002;
-/// In a folder with this bit, only owners can put something in the place of what is theirs.
+/// In a folder with this bit, only the owner of a file can replace it.
 const STICKY: u32 = 0o1000;
 
-/// What is wrong with the program of a kind.
+/// A problem with the program of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramFacts {
-    /// Whose program it is.
     pub kind: String,
-    /// Its path, as configured.
+    /// The path of the program, as configured.
     pub program: String,
-    /// What is wrong.
     pub trouble: Trouble,
 }
 
-/// What may be wrong with a program.
+/// The problems that a program may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// It cannot be started, and why.
+    /// The program cannot be started, for this reason.
     Absent(String),
-    /// It is this file, which is not on the list.
+    /// The program is this file, which is not in the list of allowed programs.
     NotAllowed(PathBuf),
-    /// Everybody on this machine can write here.
+    /// Every user of this machine can write this path.
     Open(PathBuf),
-    /// Its limits cannot be set.
+    /// The program that sets limits is missing.
     NoLimiter,
-    /// One of them is above the most that processes like this one may give.
+    /// This limit is above the highest that a process like this one may give.
     Above(&'static str, u64),
 }
 
-/// Looks at all of them.
+/// Checks all programs.
 pub(super) fn gather(config: &Config) -> Vec<ProgramFacts> {
     let of_kind = |(kind, settings): (&String, &roundelay_config::KindSettings)| {
         let HandlerSettings::Exec(exec) = &settings.handler else { return None };
@@ -62,7 +61,7 @@ pub(super) fn gather(config: &Config) -> Vec<ProgramFacts> {
     config.kinds.iter().filter_map(of_kind).collect()
 }
 
-/// The first of the program and the folders that it is in where everybody can put something else.
+/// The first path, of the program and its folders, that every user can write.
 fn open(program: &Path) -> Option<PathBuf> {
     let found = program.canonicalize().ok()?;
     let exposed =
@@ -71,7 +70,7 @@ fn open(program: &Path) -> Option<PathBuf> {
 }
 
 /// What is wrong with them.
-pub(super) fn judge(facts: &MachineFacts, config: &Config) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &MachineFacts, config: &Config) -> Vec<Finding> {
     let count = config.kinds.values().filter(|kind| matches!(kind.handler, HandlerSettings::Exec(_))).count();
     if count > 0 && facts.programs.is_empty() {
         let seen = "all are there, and not everybody can write to them";
@@ -141,7 +140,7 @@ mod tests {
             let text = format!("{allow}\n[queues.q]\n{}", programs.iter().map(kind).collect::<String>());
             let config = Config::parse(&text, "r.toml", []).unwrap();
             let facts = MachineFacts { programs: gather(&config), ..MachineFacts::default() };
-            let findings = judge(&facts, &config);
+            let findings = diagnose(&facts, &config);
             have_fixes(&findings);
             findings
         };

@@ -1,4 +1,4 @@
-//! What the record of two app stores says of the crawler that has called them (pure).
+//! Judges the crawler by the record of the two app stores that it calls (pure).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -6,73 +6,72 @@ use std::time::Duration;
 use roundelay_model::clock::{Time, short_duration};
 use serde::Serialize;
 
-/// Times are whole milliseconds, and two programs read them.
+/// The tolerance for times, which are whole milliseconds and come from two programs.
 const ROUNDING: Duration = Duration::from_millis(5);
-/// How long the first call of a job may be on its way to a store.
+/// How long the first call of a job may take to reach a store.
 const WAY: Duration = Duration::from_millis(250);
-/// Of so many windows, one may be too full by a store's own clock: on a busy machine a call is longer on its way, and
-/// those of five syncs that begin together make five windows.
+/// Of this many windows, one may be too full by a store's own clock: on a busy machine a call takes longer, and those
+/// of five syncs that begin together make five windows.
 const BUSY_WINDOWS: usize = 5;
-/// Syncs that may begin between the wish for one and its start: a slot may have been given away already, and one of
-/// eight is the backlog's.
+/// How many other syncs may begin between a request on demand and its start: a slot may have been given away already,
+/// and one of eight is the backlog's.
 const BEFORE_ON_DEMAND: usize = 2;
-/// A busy machine is late by this for reasons of its own.
+/// By how much a busy machine may be late.
 const BUSY: Duration = Duration::from_secs(2);
-/// So many of both classes are compared, at least.
+/// How many syncs of each class a comparison needs at least.
 const COMPARED: usize = 5;
-/// After this, what failed has come back once, and what was asked for has begun.
+/// After this time, each failure has come back once, and each requested sync has begun.
 const LONG: Duration = Duration::from_secs(15);
-/// After this, apps were synced more than once, and wishes of them accepted.
+/// After this time, apps were synced more than once, and requests for them accepted.
 const ENOUGH: Duration = Duration::from_secs(8);
 
-/// What is asked of a store.
+/// The object of a call.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum What {
-    /// Of an app, a phase of its sync: identity, metrics or finalize.
+    /// A phase of an app's sync: identity, metrics or finalize.
     Phase(String),
-    /// Of an app, its listing in a country.
+    /// An app's listing in a country.
     Listing(String),
     /// A chart, named `country/chart`.
     Chart(String),
 }
 
-/// A call, as a store has seen it.
+/// A call, as a store has recorded it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// The store.
     pub store: String,
     /// The app; empty for charts.
     pub app: String,
-    /// What is asked.
+    /// The object of the call.
     pub what: What,
-    /// For which job.
+    /// The job of the call.
     pub job: Job,
-    /// When it came in.
+    /// When the call came.
     pub began: Time,
-    /// When it was answered, or given up.
+    /// When the call was answered, or the caller disconnected.
     pub ended: Time,
-    /// What was answered; zero when the caller went away before.
+    /// The status of the answer; zero when the caller disconnected before.
     pub status: u16,
 }
 
-/// The job that a call was made for, as the handler says.
+/// The job of a call, as the handler names it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Job {
-    /// The same for all its attempts.
+    /// The id of the job, the same for all its attempts.
     pub id: String,
-    /// Which try.
+    /// The attempt.
     pub attempt: u32,
-    /// Its kind.
     pub kind: String,
-    /// The platform queue that it came from.
+    /// The platform queue from which the job came.
     pub queue: String,
     /// tracked, competitor or backlog; empty for charts.
     pub class: String,
-    /// Whether it is for one part alone, which had failed.
+    /// Whether the job is only for one part that had failed.
     pub part: bool,
-    /// When it was meant to start.
+    /// The nominal start of the job.
     pub nominal: Time,
-    /// When it started: by its deadline.
+    /// When the job started, by its deadline.
     pub started: Time,
 }
 
@@ -82,75 +81,73 @@ impl Job {
     }
 }
 
-/// A wish from the user interface.
+/// A sync that a user asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wish {
-    /// The store.
+pub struct SyncRequest {
     pub store: String,
-    /// The app.
     pub app: String,
-    /// When it had been answered.
+    /// When the request had been answered.
     pub at: Time,
-    /// Why not, if it was refused.
+    /// Why the request was refused; `None` if it was accepted.
     pub refused: Option<String>,
 }
 
-/// How many starts a store takes in which time.
+/// How many starts a store allows in which time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// So many.
+    /// How many starts.
     pub allow: usize,
-    /// In any stretch of this length.
+    /// The length of the window, wherever it begins.
     pub per: Duration,
 }
 
-/// All that is known in the end.
+/// The input of the judge.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// In the order in which they came in.
+    /// The calls, in the order in which they came.
     pub calls: Vec<Call>,
-    /// For syncs, by store.
+    /// The limits of syncs, by store.
     pub syncs: BTreeMap<String, Limit>,
-    /// For charts, by store.
+    /// The limits of charts, by store.
     pub charts: BTreeMap<String, Limit>,
     /// The charts of the roster, by store.
     pub listed: BTreeSet<(String, String)>,
-    /// How often charts come.
+    /// The interval of charts.
     pub chart_every: Duration,
-    /// The store that went down, and when.
+    /// The store that went down, from when to when.
     pub down: Option<(String, Time, Time)>,
-    /// Syncs that were asked for.
-    pub wishes: Vec<Wish>,
-    /// When all chains had begun, or where the record begins, if that is later.
+    /// The syncs that users asked for.
+    pub wishes: Vec<SyncRequest>,
+    /// When all chains had begun, or when the record begins, if that is later.
     pub from: Time,
     /// When the engine was told to stop.
     pub to: Time,
 }
 
-/// What comes of it, in numbers.
+/// The figures of a demo.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Figures {
     /// Syncs that began, by store.
     pub syncs: BTreeMap<String, usize>,
-    /// The most of them in any window, by store.
+    /// The most syncs in any window, by store.
     pub busiest_window: BTreeMap<String, usize>,
     /// Charts that were fetched, by store.
     pub charts: BTreeMap<String, usize>,
-    /// Countries in which an app turned out not to be available.
+    /// Pairs of app and country without a listing.
     pub unavailable: usize,
-    /// Syncs that passed them by later.
+    /// Syncs that later left out such a country.
     pub synced_again: usize,
-    /// Parts that failed otherwise, and were tried again by themselves.
+    /// Parts with other failures that were retried automatically.
     pub fed_back: usize,
-    /// Syncs on demand, and how long the slowest of them waited.
+    /// Syncs on demand.
     pub on_demand: usize,
-    /// In milliseconds.
+    /// How long the slowest sync on demand waited, in milliseconds.
     pub on_demand_waited_ms: u64,
-    /// Median wait of the scheduled syncs, by class, in milliseconds.
+    /// The median wait of the scheduled syncs, by class, in milliseconds.
     pub waited_ms: BTreeMap<String, u64>,
 }
 
-/// What was broken, in sentences, and the figures.
+/// The rules that were broken, in sentences, and the figures.
 pub fn judge(record: &Record) -> (Vec<String>, Figures) {
     let mut judge = Judge { record, starts: starts(record), said: Vec::new(), figures: Figures::default() };
     for (chart, limits) in [(false, &record.syncs), (true, &record.charts)] {
@@ -169,7 +166,7 @@ pub fn judge(record: &Record) -> (Vec<String>, Figures) {
     (judge.said, judge.figures)
 }
 
-/// A job that has begun, known by its first call.
+/// A job that has begun, with its first call.
 struct Start<'a> {
     store: &'a str,
     app: &'a str,
@@ -194,7 +191,7 @@ fn starts(record: &Record) -> Vec<Start<'_>> {
 
 struct Judge<'a> {
     record: &'a Record,
-    /// In the order in which they started.
+    /// The jobs, in the order in which they started.
     starts: Vec<Start<'a>>,
     said: Vec<String>,
     figures: Figures,
@@ -205,8 +202,8 @@ impl<'a> Judge<'a> {
         self.starts.iter().filter(move |start| start.store == store && start.chart == chart)
     }
 
-    /// No window of a store holds more starts than it takes: neither by what runs say of their start, nor by the
-    /// store's own clock, which sees a run after its first call's way.
+    /// Rule: no window of a store holds more starts than its limit: neither by the starts that runs report, nor by the
+    /// store's own clock, which sees a run when its first call arrives.
     fn windows(&mut self, store: &str, chart: bool, limit: Limit) {
         let times: Vec<Time> = self.of(store, chart).map(|start| start.job.started).collect();
         let noun = if chart { "charts" } else { "syncs" };
@@ -226,7 +223,7 @@ impl<'a> Judge<'a> {
         self.figures.busiest_window.insert(format!("{store} {noun}"), most);
     }
 
-    /// How many windows are too full when each run has begun shortly before the store saw it.
+    /// How many windows are too full if each run has begun shortly before the store saw it.
     fn full_windows(&self, store: &str, chart: bool, limit: Limit) -> usize {
         let mut times: Vec<Time> =
             self.of(store, chart).map(|start| start.job.started.clamp(start.began - WAY, start.began)).collect();
@@ -235,7 +232,7 @@ impl<'a> Judge<'a> {
         fullness.into_iter().filter(|count| *count > limit.allow).count()
     }
 
-    /// A country in which an app is not available is never asked for again, by any other job.
+    /// Rule: no other job asks again for a country in which an app is not available.
     fn unavailable(&mut self) {
         let mut gone: BTreeMap<(&str, &str, &str), &Job> = BTreeMap::new();
         let ends: BTreeMap<(&str, u32), Time> =
@@ -268,14 +265,14 @@ impl<'a> Judge<'a> {
         self.figures.synced_again = self.starts.iter().filter(again).count();
     }
 
-    /// Wishes are accepted, and apps that are not available somewhere are synced again: else there is nothing to judge
-    /// by.
+    /// Rule: requests are accepted, and apps that are not available somewhere are synced again. Without these, there is
+    /// nothing to judge.
     fn wished(&mut self) {
         let wishes = &self.record.wishes;
         if wishes.is_empty() || self.record.to.since(self.record.from) < ENOUGH {
             return;
         }
-        let refused: Vec<&Wish> = wishes.iter().filter(|wish| wish.refused.is_some()).collect();
+        let refused: Vec<&SyncRequest> = wishes.iter().filter(|wish| wish.refused.is_some()).collect();
         if let Some(first) = refused.first().filter(|_| refused.len() * 2 > wishes.len()) {
             self.said.push(format!(
                 "{} of {} syncs on demand were refused, so that too few are left to judge by; the first, since {}.",
@@ -293,7 +290,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// An app is one entity: of one kind, and never synced twice at once.
+    /// Rule: an app is one entity: of one kind, and never synced twice at once.
     fn one_entity(&mut self) {
         let mut apps: BTreeMap<(&str, &str), Vec<&Start<'_>>> = BTreeMap::new();
         for start in self.starts.iter().filter(|start| !start.chart && !start.job.part) {
@@ -316,7 +313,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// While one store is down, the other is called as ever.
+    /// Rule: while one store is down, the other gets as many calls as before.
     fn other_store(&mut self) {
         let Some((down, from, to)) = &self.record.down else { return };
         let length = to.since(*from);
@@ -325,7 +322,7 @@ impl<'a> Judge<'a> {
             let count = |from: Time, to: Time| {
                 self.of(store, false).filter(|start| (from..to).contains(&start.job.started)).count()
             };
-            // As much of the time before as there is.
+            // As much of the time before as the record has.
             let share = from.since(before).as_secs_f64() / length.as_secs_f64().max(0.001);
             let (ever, meanwhile) = (count(before, *from), count(*from, *to));
             if (meanwhile as f64) * share * 2.0 + 1.0 < ever as f64 {
@@ -351,9 +348,9 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// What somebody waits for goes before the backlog.
+    /// Rule: a sync on demand goes before the backlog.
     fn on_demand(&mut self) {
-        for Wish { store, app, at, .. } in self.record.wishes.iter().filter(|wish| wish.refused.is_none()) {
+        for SyncRequest { store, app, at, .. } in self.record.wishes.iter().filter(|wish| wish.refused.is_none()) {
             let wanted = |start: &&Start<'_>| {
                 start.app == app && start.job.is_on_demand() && start.job.started + ROUNDING >= *at
             };
@@ -378,7 +375,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Tracked apps wait less than those of the backlog.
+    /// Rule: tracked apps wait less than those of the backlog.
     fn classes(&mut self) {
         let mut waits: BTreeMap<String, Vec<Duration>> = BTreeMap::new();
         for start in self.starts.iter().filter(|start| !start.chart && !start.job.part && start.job.attempt == 1) {
@@ -405,7 +402,7 @@ impl<'a> Judge<'a> {
         self.figures.waited_ms = medians.collect();
     }
 
-    /// Each chart of the roster is fetched, from its own store.
+    /// Rule: each chart of the roster is fetched, from its own store.
     fn charts(&mut self) {
         if self.record.to.since(self.record.from) < self.record.chart_every * 2 + BUSY * 2 {
             return;
@@ -418,7 +415,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// What failed and may come back does.
+    /// Rule: a failure that may come back does.
     fn fed_back(&mut self) {
         let mut failed = None;
         for call in &self.record.calls {
@@ -434,7 +431,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// How many of these times lie within `per` from each of them on.
+/// For each of these times, how many lie within `per` from it on.
 fn fullness(times: &[Time], per: Duration) -> Vec<usize> {
     times.iter().enumerate().map(|(n, at)| times[n..].partition_point(|next| next.since(*at) < per)).collect()
 }
@@ -478,7 +475,7 @@ mod tests {
         }
     }
 
-    /// A sync of an app with two countries, the second of which may not have it.
+    /// A sync of an app in two countries; the app may have no listing in the second one.
     fn sync(store: &str, app: &str, job: &Job, countries: &[(&str, u16)]) -> Vec<Call> {
         let phase = |name: &str| What::Phase(name.into());
         let listings = countries.iter().map(|(country, status)| (What::Listing((*country).into()), *status));
@@ -584,7 +581,7 @@ mod tests {
         assert_eq!(charts, ["android was asked for 2 charts within 5s, where it takes 1."]);
     }
 
-    /// A call that was long on its way, as some are on a busy machine, makes no window fuller than it was.
+    /// A call that took longer, as some do on a busy machine, makes no window fuller.
     #[test]
     fn calls_that_come_in_together_have_not_started_together() {
         let found = violations(|record| {
@@ -595,7 +592,7 @@ mod tests {
         assert_eq!(found, [""; 0]);
     }
 
-    /// Ten syncs that have started by turns, as they say, come in together.
+    /// Ten syncs come together although their deadlines say that they started at intervals.
     #[test]
     fn a_window_that_is_too_full_by_the_stores_own_clock() {
         let found = violations(|record| {
@@ -616,7 +613,7 @@ mod tests {
 
     #[test]
     fn wishes_that_are_refused() {
-        let wish = |refused: Option<&str>| Wish {
+        let wish = |refused: Option<&str>| SyncRequest {
             store: "ios".into(),
             app: "app-9".into(),
             at: at(30_000),
@@ -641,18 +638,18 @@ mod tests {
 
     #[test]
     fn apps_that_are_never_synced_again() {
-        let again = |wishes: Vec<Wish>| {
+        let again = |wishes: Vec<SyncRequest>| {
             violations(|record| {
                 record.wishes = wishes;
                 record.down = None;
-                // Of the second and third round, those apps that have no listing in `fr`.
+                // Apps of the second and third round that have no listing in `fr`.
                 let again = |call: &Call| {
                     ["app-0", "app-5"].contains(&call.app.as_str()) && call.job.started > at(10 * 1_010 - 1)
                 };
                 record.calls.retain(|call| !again(call));
             })
         };
-        let wish = Wish { store: "ios".into(), app: "app-9".into(), at: at(30_000), refused: None };
+        let wish = SyncRequest { store: "ios".into(), app: "app-9".into(), at: at(30_000), refused: None };
         assert_eq!(again(Vec::new()), [""; 0]);
         assert_eq!(
             again(vec![wish]),
@@ -713,7 +710,7 @@ mod tests {
 
     #[test]
     fn a_wish_that_waits_behind_the_backlog() {
-        let wish = Wish { store: "ios".into(), app: "app-9".into(), at: at(10_200), refused: None };
+        let wish = SyncRequest { store: "ios".into(), app: "app-9".into(), at: at(10_200), refused: None };
         let with = |started: u64| {
             let wish = wish.clone();
             move |record: &mut Record| {

@@ -1,4 +1,4 @@
-//! A crawler of two app stores, kept apart by platform: a day and a half of it in half a minute.
+//! A crawler of two app stores, kept apart by platform: a day and a half in half a minute.
 
 pub mod judge;
 mod stores;
@@ -21,39 +21,39 @@ use roundelay_model::schedule::Pace;
 use super::newest::{ALONE, tell_left_out};
 use super::scale::{scaled, shorter};
 use super::stage::{Judged, Language, PREFIX, Stage, System};
-use judge::{Call, Limit, Record, What, Wish, judge};
+use judge::{Call, Limit, Record, SyncRequest, What, judge};
 use stores::Stores;
 
-/// How much of the plan a demo shows, a day and a half, and how much of the minutes by which the stores count.
+/// How much of the plan a demo covers, a day and a half, and how many of the minutes in which the stores' limits count.
 const DAYS: Duration = Duration::from_secs(36 * 3_600);
 const MINUTES: Duration = Duration::from_secs(6 * 60);
-/// Nothing is looked after more often.
+/// The shortest interval in the demo.
 const SECOND: Duration = Duration::from_secs(1);
 const STORES: [&str; 2] = ["ios", "android"];
-/// What the stores take in a minute, by their own word and not by the configuration that is judged.
+/// The syncs that the stores allow in a minute, by their own rules and not by the configuration that is judged.
 const SYNCS: [usize; 2] = [5, 5];
 const CHARTS: [usize; 2] = [24, 37];
 const EVERY_CHART: Duration = Duration::from_secs(6 * 3_600);
-/// Which store goes down, and when, as shares of the demo.
+/// The store that goes down, and when, as shares of the demo.
 const DOWN: &str = "ios";
 const DOWN_FROM: f64 = 0.5;
 const DOWN_TO: f64 = 0.7;
-/// When somebody wants an app synced.
+/// When a user asks for a sync, as shares of the demo.
 const WISHES: [f64; 4] = [0.2, 0.3, 0.4, 0.8];
 /// The calendar begins at midnight, when the chains begin.
 const SHOWN: &str = "2026-01-05T00:00:00Z";
 
-/// The system.
+/// The stores and the record of the demo.
 pub struct Appstore {
     days: NonZeroU32,
     minutes: u32,
-    /// Calls of which a record is kept; with `None`, all.
+    /// How many calls the record keeps; with `None`, all.
     most: Option<usize>,
     stores: Option<Arc<Stores>>,
     listed: Vec<(String, String)>,
     apps: Vec<(String, String)>,
     down: Mutex<Option<(Time, Time)>>,
-    wishes: Mutex<Vec<Wish>>,
+    wishes: Mutex<Vec<SyncRequest>>,
 }
 
 impl Appstore {
@@ -99,8 +99,7 @@ impl Appstore {
         }
     }
 
-    /// The calls that are kept, and when the record of them begins. Of a job some of whose calls are left out nothing
-    /// is judged: it began before.
+    /// The kept calls, and when the record begins. A job with a missing call is not judged: it began before the record.
     fn kept(&self, stage: &Stage) -> (Vec<Call>, Time) {
         let mut calls = self.calls();
         let left_out = self.stores.as_ref().map_or(0, |stores| stores.left_out());
@@ -117,8 +116,8 @@ impl Appstore {
         self.stores.as_ref().map(|stores| stores.calls()).unwrap_or_default()
     }
 
-    /// Somebody wants an app of each store: one that turned out not to be available somewhere, if there is one of which
-    /// nobody wanted it yet, since that is what a sync on demand must know.
+    /// A user asks for an app of each store, preferably one that is not available somewhere and was not asked for yet,
+    /// because a sync on demand must know such countries.
     async fn wish(&self, stage: &Stage) -> Result<(), StartError> {
         let calls = self.calls();
         for store in STORES {
@@ -129,25 +128,25 @@ impl Appstore {
             let listed = self.apps.iter().filter(|(of, _)| of == store).map(|(_, app)| app.as_str());
             let Some(app) = known.chain(listed).find(fresh) else { continue };
             let refused = on_demand(stage, store, app).await?;
-            let wish = Wish { store: store.into(), app: app.into(), at: stage.connections.clock.now(), refused };
+            let wish = SyncRequest { store: store.into(), app: app.into(), at: stage.connections.clock.now(), refused };
             self.wishes.lock().push(wish);
         }
         Ok(())
     }
 }
 
-/// Runs the chain of an app on the queue for what people wait for; answers why not, if it was refused.
+/// Runs the chain of an app on the queue for syncs on demand; answers why the run was refused, if it was.
 async fn on_demand(stage: &Stage, store: &str, app: &str) -> Result<Option<String>, StartError> {
     let (key, queue) = (format!("{store}/{app}"), format!("{PREFIX}sync-on-demand-{store}"));
     let mut enroller = Enroller::new(&stage.config, stage.connections.clone(), "sync-app", None, true)?;
-    // Known or not: an app without a chain runs alone.
+    // An app without a chain runs once.
     let payload = serde_json::json!({ "platform": store, "app_id": app, "class": "tracked" });
     let asked = RunNow { queue: Some(queue), ..RunNow::default() };
     let answer = enroller.run_once(&key, Some(&payload), &asked, None).await?;
     Ok(answer.why_not("sync-app", &key))
 }
 
-/// A column's cells, with another's.
+/// The cells of two columns, row by row.
 fn cells(text: &str, columns: [&str; 2]) -> Result<Vec<(String, String)>, String> {
     let rows = rows(Format::Csv, text.as_bytes())?.flatten();
     let cell = |row: &roundelay_engine::roster::Row, name: &str| {
@@ -184,7 +183,7 @@ impl System for Appstore {
         )
     }
 
-    /// What waits for a slot of a store that was down is late by some of its backoffs.
+    /// A sync that waits for a slot of a store that was down is late by some of its backoffs.
     fn patience(&self) -> Duration {
         self.minute() * 4
     }

@@ -1,5 +1,5 @@
 //! Two app stores: they know apps and charts, have no listing of some apps in some countries, fail now and then, and
-//! write down what came in.
+//! record every call.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,33 +22,33 @@ use super::judge::{Call, Job, What};
 use crate::demo::newest::{Newest, repeated};
 use crate::demo::stage::PREFIX;
 
-/// Of so many pairs of app and country, one is without listing.
+/// Of this many pairs of app and country, one is without listing.
 const UNAVAILABLE: u64 = 6;
-/// Of so many listings, one is answered with 503.
+/// Of this many listings, one is answered with 503.
 const BROKEN: usize = 40;
-/// How long a store that is down lets its callers wait before it says so.
+/// How long a store that is down keeps its callers waiting before it answers.
 const HANGS: Duration = Duration::from_millis(1_500);
-/// Apps of the charts that no roster has.
+/// How many apps of the charts are in no roster.
 const UNKNOWN: u64 = 4;
 
 pub struct Stores {
     clock: Clock,
     entropy: Entropy,
-    /// By kind: a run says when it began by its deadline.
+    /// The timeouts by kind: the deadline of a run minus its timeout is its start.
     timeouts: BTreeMap<String, Duration>,
-    seen: Mutex<Seen>,
+    seen: Mutex<Log>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct Log {
     calls: Newest<Call>,
     listings: usize,
     down: Option<&'static str>,
 }
 
-/// Which job the handler says that it is for.
+/// The job, as the handler names it.
 #[derive(Deserialize)]
-struct About {
+struct JobInfo {
     id: String,
     attempt: u32,
     kind: String,
@@ -61,11 +61,11 @@ struct About {
 }
 
 impl Stores {
-    /// They keep the record of so many calls; with `None`, of all.
+    /// The record keeps `most` calls; with `None`, all.
     pub fn new(config: &Config, connections: &Connections, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
         let timeouts = config.kinds.iter().map(|(name, kind)| (name.clone(), kind.timeout)).collect();
-        let seen = Seen { calls: Newest::new(most), ..Seen::default() };
+        let seen = Log { calls: Newest::new(most), ..Log::default() };
         Arc::new(Self { clock, entropy, timeouts, seen: Mutex::new(seen) })
     }
 
@@ -77,12 +77,12 @@ impl Stores {
             .with_state(self)
     }
 
-    /// From now on this store is down; with none, both are up.
+    /// From now on this store is down; with `None`, both are up.
     pub fn down(&self, store: Option<&'static str>) {
         self.seen().down = store;
     }
 
-    /// In the order in which they came in.
+    /// The calls, in the order in which they came.
     pub fn calls(&self) -> Vec<Call> {
         self.seen().calls.snapshot()
     }
@@ -92,19 +92,19 @@ impl Stores {
         self.seen().calls.left_out()
     }
 
-    /// How often an attempt asked for the same again.
+    /// How many times an attempt made the same request again.
     pub fn forked(&self) -> u64 {
         let seen = self.seen();
         repeated(seen.calls.iter().map(|Call { job, app, what, .. }| (&job.id, job.attempt, app, what)))
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Log> {
         self.seen.lock()
     }
 
-    async fn answers(self: Arc<Self>, store: String, app: String, what: What, about: About) -> StatusCode {
+    async fn answers(self: Arc<Self>, store: String, app: String, what: What, about: JobInfo) -> StatusCode {
         let timeout = self.timeouts.get(&about.kind).copied().unwrap_or_default();
-        let About { id, attempt, kind, queue, class, part, nominal, deadline } = about;
+        let JobInfo { id, attempt, kind, queue, class, part, nominal, deadline } = about;
         let queue = queue.trim_start_matches(PREFIX).to_owned();
         let class = if matches!(what, What::Chart(_)) { String::new() } else { class };
         let job = Job { id, attempt, kind, queue, class, part, nominal, started: deadline - timeout };
@@ -122,7 +122,7 @@ impl Stores {
             let ticket = seen.calls.push(Call { store, app, what, job, began: now, ended: now, status: 0 });
             (ticket, down, broken)
         };
-        let mut asked = Asked { stores: self.clone(), ticket, status: 0 };
+        let mut asked = RunningCall { stores: self.clone(), ticket, status: 0 };
         sleep(if down { HANGS } else { self.entropy.between(Duration::from_millis(5), Duration::from_millis(25)) })
             .await;
         let status = match (down || broken, missing) {
@@ -135,14 +135,14 @@ impl Stores {
     }
 }
 
-/// A call in progress: it ends when this is dropped, answered or not.
-struct Asked {
+/// A call that runs: it ends when this is dropped, answered or not.
+struct RunningCall {
     stores: Arc<Stores>,
     ticket: u64,
     status: u16,
 }
 
-impl Drop for Asked {
+impl Drop for RunningCall {
     fn drop(&mut self) {
         let now = self.stores.clock.now();
         if let Some(call) = self.stores.seen().calls.get_mut(self.ticket) {
@@ -156,7 +156,7 @@ type Gate = State<Arc<Stores>>;
 async fn phase(
     State(stores): Gate,
     Path((store, app, phase)): Path<(String, String, String)>,
-    Json(about): Json<About>,
+    Json(about): Json<JobInfo>,
 ) -> StatusCode {
     stores.answers(store, app, What::Phase(phase), about).await
 }
@@ -164,7 +164,7 @@ async fn phase(
 async fn listing(
     State(stores): Gate,
     Path((store, app, country)): Path<(String, String, String)>,
-    Json(about): Json<About>,
+    Json(about): Json<JobInfo>,
 ) -> StatusCode {
     stores.answers(store, app, What::Listing(country), about).await
 }
@@ -172,10 +172,10 @@ async fn listing(
 async fn chart(
     State(stores): Gate,
     Path((store, country, chart)): Path<(String, String, String)>,
-    Json(about): Json<About>,
+    Json(about): Json<JobInfo>,
 ) -> (StatusCode, Json<Value>) {
     let name = format!("{country}/{chart}");
-    // Each chart has one app that no roster has, the same each time.
+    // Each chart has one app that is in no roster, the same each time.
     let app = format!("new-{}", seed("chart", &country, &chart) % UNKNOWN);
     let status = stores.answers(store, String::new(), What::Chart(name), about).await;
     (status, Json(json!({ "apps": [app] })))

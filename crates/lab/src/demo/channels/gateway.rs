@@ -1,4 +1,4 @@
-//! Mailboxes, inboxes and nodes: they have messages, and write down who fetches which.
+//! Mailboxes, inboxes and nodes: they have messages, and record who fetches which.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,27 +16,27 @@ use tokio::time::sleep;
 use super::judge::{Message, Session};
 use crate::demo::newest::{Newest, repeated};
 
-/// The first mailbox is so full that no run comes to its end.
+/// The first mailbox is so full that no run reaches its end.
 pub const FULL: &str = "pop3/post@shop.example";
-/// Messages that wait in any other at first.
+/// How many messages wait in any other mailbox at first.
 const WAITING: u64 = 3;
-/// A new one comes this often.
+/// The time between two new messages.
 const ARRIVES: Duration = Duration::from_millis(700);
 
 pub struct Gateway {
     clock: Clock,
     entropy: Entropy,
     began: Time,
-    seen: Mutex<Seen>,
+    seen: Mutex<Log>,
 }
 
-struct Seen {
+struct Log {
     sessions: Newest<Session>,
     messages: Newest<Message>,
     slow: Option<Duration>,
 }
 
-/// Which run the handler says that it is for.
+/// The run, as the handler names it.
 #[derive(Deserialize)]
 struct Run {
     epoch: i64,
@@ -47,10 +47,10 @@ struct Run {
 }
 
 impl Gateway {
-    /// It keeps the record of so many sessions, and of so many messages; with `None`, of all.
+    /// The record keeps `most` sessions, and as many messages; with `None`, all.
     pub fn new(connections: &Connections, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
-        let seen = Seen { sessions: Newest::new(most), messages: Newest::new(most), slow: None };
+        let seen = Log { sessions: Newest::new(most), messages: Newest::new(most), slow: None };
         Arc::new(Self { began: clock.now(), clock, entropy, seen: Mutex::new(seen) })
     }
 
@@ -63,7 +63,7 @@ impl Gateway {
             .with_state(self)
     }
 
-    /// From now on each session takes so much longer to open.
+    /// From now on each session takes this much longer to open.
     pub fn slow(&self, by: Option<Duration>) {
         self.seen().slow = by;
     }
@@ -79,12 +79,12 @@ impl Gateway {
         (seen.sessions.left_out(), seen.messages.left_out())
     }
 
-    /// How often an attempt began again.
+    /// How many times an attempt began again.
     pub fn forked(&self) -> u64 {
         repeated(self.seen().sessions.iter().map(|session| (session.run, session.attempt)))
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Log> {
         self.seen.lock()
     }
 
@@ -108,7 +108,7 @@ impl Gateway {
             return StatusCode::NO_CONTENT;
         }
         let Run { epoch, tick, deadline, .. } = run;
-        // Only what is handed out is fetched: who goes away before has nothing.
+        // A message counts as fetched when it is sent: a caller that disconnects before has fetched nothing.
         self.seen().messages.push(Message { path, run: (epoch, tick), deadline, number, began });
         StatusCode::OK
     }

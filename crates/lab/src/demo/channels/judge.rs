@@ -1,4 +1,4 @@
-//! What the record of mailboxes, inboxes and nodes says of who has polled them (pure).
+//! Judges the polls by the record of mailboxes, inboxes and nodes (pure).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -6,121 +6,121 @@ use std::time::Duration;
 use roundelay_model::clock::{Time, short_duration};
 use serde::Serialize;
 
-/// Times are whole milliseconds, and two programs read them.
+/// The tolerance for times, which are whole milliseconds and come from two programs.
 const ROUNDING: Duration = Duration::from_millis(5);
-/// How long the call of a run that has begun is on its way to the gateway.
+/// How long the first call of a run takes to reach the gateway.
 const WAY: Duration = Duration::from_millis(250);
-/// Of so many starts of a task, one may be closer to another by the gateway's own clock, or not come although it might:
-/// on a busy machine a call is longer on its way, or its run over before it gets there.
+/// Of this many starts of a task, one may be closer to another by the gateway's own clock, or be missing: on a busy
+/// machine a call takes longer, or its run is over before the call arrives.
 const BUSY: usize = 10;
-/// With so many runs, one of a mailbox that is always full has been carried on by the next.
+/// In at least this many runs, one of a mailbox that is always full must have been continued by the next.
 const ENOUGH: usize = 3;
-/// How long a call may be on its way on a busy machine before it is no longer the time box that is judged.
+/// How long a call may take on a busy machine. A longer one is a fault of the time box.
 const ON_ITS_WAY: Duration = Duration::from_secs(2);
-/// A task that waits in a queue which is full for a while is late by some intervals. One that starves is late for ever.
+/// By how many intervals a task may be late: it may wait in a full queue for a while. A task that starves stays late.
 const STARVED: u32 = 4;
 const STARVED_SLACK: Duration = Duration::from_secs(6);
 
-/// A task, as the rosters have it, with its times as the demo compresses them.
+/// A task of the rosters, with its times as the demo compresses them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
-    /// Where it is called: `inbox/@shop`.
+    /// The path of its calls: `inbox/@shop`.
     pub path: String,
-    /// Its channel.
+    /// The channel of the task.
     pub owner: String,
-    /// Its own interval.
+    /// The task's own interval.
     pub interval: Duration,
-    /// By how much two starts may lie closer together than that.
+    /// By how much two starts may lie closer together than the interval.
     pub tolerance: Duration,
-    /// Whether it always has more messages than a run can fetch.
+    /// Whether the task always has more messages than a run can fetch.
     pub full: bool,
 }
 
 impl Task {
-    /// Half of its own interval.
+    /// Half of the task's own interval.
     fn time_box(&self) -> Duration {
         self.interval / 2
     }
 
-    /// From one start to the next, at least.
+    /// The shortest time from one start to the next.
     fn least(&self) -> Duration {
         self.interval.saturating_sub(self.tolerance)
     }
 }
 
-/// The beginning of a run: its first call.
+/// The start of a run: its first call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
-    /// Which task.
+    /// The path of the task.
     pub path: String,
-    /// Which incarnation of the chain, and which occurrence.
+    /// The epoch of the chain, and the tick.
     pub run: (i64, i64),
-    /// Which try of that.
+    /// The attempt at that tick.
     pub attempt: u32,
-    /// When the run was meant to start.
+    /// The nominal start of the run.
     pub nominal: Time,
-    /// When it has to be over.
+    /// The deadline of the run.
     pub deadline: Time,
-    /// When the call came in.
+    /// When the call came.
     pub began: Time,
 }
 
 /// A message that was fetched, or pushed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// By which task.
+    /// The path of the task.
     pub path: String,
-    /// By which run.
+    /// The run: the epoch of the chain, and the tick.
     pub run: (i64, i64),
-    /// Until when that had time.
+    /// The deadline of the run.
     pub deadline: Time,
-    /// Its number, from 1.
+    /// The number of the message, from 1.
     pub number: u64,
-    /// When it was asked for.
+    /// When the run asked for the message.
     pub began: Time,
 }
 
-/// All that is known in the end.
+/// The input of the judge.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// All tasks of the rosters.
     pub tasks: Vec<Task>,
-    /// In the order in which they came in.
+    /// The sessions, in the order in which they came.
     pub sessions: Vec<Session>,
-    /// Likewise: those that were there.
+    /// The messages that existed, in the order in which they were fetched.
     pub messages: Vec<Message>,
-    /// The channel that was deleted, and when that had been done.
+    /// The channel that was deleted, and when the deletion was done.
     pub deleted: Option<(String, Time)>,
-    /// When all tasks had begun, or where the record of sessions begins, if that is later.
+    /// When all tasks had begun, or when the record of sessions begins, if that is later.
     pub from: Time,
-    /// Whether there were messages before those of the record.
+    /// Whether messages before the first one of the record are missing.
     pub cut: bool,
     /// When the engine was told to stop.
     pub to: Time,
 }
 
-/// What comes of it, in numbers.
+/// The figures of a demo.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Figures {
     /// Tasks that were polled.
     pub tasks: usize,
-    /// Their runs.
+    /// The runs of these tasks.
     pub runs: usize,
     /// Messages that were fetched or pushed.
     pub messages: usize,
-    /// Runs that used up their quota, and were carried on by the next.
+    /// Runs that used up their quota, and were continued by the next.
     pub carried_on: usize,
-    /// The shortest distance of two starts of a task, in per cent of its interval.
+    /// The shortest time between two starts of a task, in per cent of its interval.
     pub closest_percent: u64,
 }
 
-/// What was broken, in sentences, and the figures.
+/// The rules that were broken, in sentences, and the figures.
 pub fn judge(record: &Record) -> (Vec<String>, Figures) {
     let mut said = Vec::new();
     let mut figures = Figures { messages: record.messages.len(), closest_percent: u64::MAX, ..Figures::default() };
     for task in &record.tasks {
         let mut runs = BTreeSet::new();
-        // A run that is tried again begins once.
+        // A retried run counts once.
         let calls: Vec<&Session> = record.sessions.iter().filter(|session| session.path == task.path).collect();
         let sessions: Vec<&Session> = calls.iter().copied().filter(|session| runs.insert(session.run)).collect();
         let messages: Vec<&Message> = record.messages.iter().filter(|message| message.path == task.path).collect();
@@ -147,9 +147,9 @@ pub fn judge(record: &Record) -> (Vec<String>, Figures) {
     (said, figures)
 }
 
-/// Two starts of a task are never closer than its interval but for the tolerance.
+/// Rule: two starts of a task are never closer than its interval minus the tolerance.
 fn gaps(task: &Task, sessions: &[&Session], said: &mut Vec<String>, figures: &mut Figures) {
-    // A run says itself when it began, by its deadline. How long the call was on its way is not its scheduler's fault.
+    // The deadline of a run tells when it began. The time of the call on its way is not the scheduler's fault.
     let starts: Vec<Time> = sessions.iter().map(|session| session.deadline - task.time_box()).collect();
     let is_close = |gap: &Duration| *gap + ROUNDING < task.least();
     let said_before = said.len();
@@ -166,7 +166,7 @@ fn gaps(task: &Task, sessions: &[&Session], said: &mut Vec<String>, figures: &mu
             ));
         }
     }
-    // But the gateway's own clock says that it was on its way, and no run has begun long before that saw it.
+    // By the gateway's own clock, the run had begun by then, and at most [`WAY`] before the gateway saw its call.
     let seen = starts.iter().zip(sessions).map(|(start, session)| (*start).clamp(session.began - WAY, session.began));
     let close: Vec<Duration> = distances(seen.collect()).into_iter().filter(is_close).collect();
     if said.len() == said_before && is_often(close.len(), sessions.len()) {
@@ -180,20 +180,20 @@ fn gaps(task: &Task, sessions: &[&Session], said: &mut Vec<String>, figures: &mu
     }
 }
 
-/// From each time to the next.
+/// The times between successive times.
 fn distances(mut times: Vec<Time>) -> Vec<Duration> {
     times.sort();
     times.windows(2).map(|pair| pair[1].since(pair[0])).collect()
 }
 
-/// Whether so many of so many are more than a busy machine's.
+/// Whether `count` of `of` are more than a busy machine explains.
 fn is_often(count: usize, of: usize) -> bool {
     count > 1 && count * BUSY > of
 }
 
-/// A start that may happen does: an occurrence without a run is one that came too soon after the last start.
+/// Rule: every possible start happens. A tick without a run must have come too soon after the last start.
 fn missed(task: &Task, mut calls: Vec<&Session>, runs: usize, said: &mut Vec<String>) {
-    // What is tried again has started again.
+    // A retry is a start, too.
     calls.sort_by_key(|call| (call.nominal, call.began));
     let (mut missed, mut occurrences) = (Vec::new(), runs);
     for pair in calls.windows(2) {
@@ -219,7 +219,7 @@ fn missed(task: &Task, mut calls: Vec<&Session>, runs: usize, said: &mut Vec<Str
     }
 }
 
-/// Every run has half of the task's own interval, and keeps to it.
+/// Rule: every run has half of the task's own interval, and keeps to it.
 fn boxes(task: &Task, sessions: &[&Session], messages: &[&Message], said: &mut Vec<String>) {
     for session in sessions {
         let left = session.deadline.since(session.began);
@@ -242,7 +242,8 @@ fn boxes(task: &Task, sessions: &[&Session], messages: &[&Message], said: &mut V
     }
 }
 
-/// No message comes twice, and none is left out, wherever a run has stopped. Returns how many runs were carried on.
+/// Rule: no message comes twice, and none is left out, wherever a run has stopped. Returns how many runs were
+/// continued.
 fn carried(task: &Task, messages: &[&Message], cut: bool, said: &mut Vec<String>) -> usize {
     let (mut last, mut carried_on): (Option<&Message>, _) = (None, 0);
     for message in messages {
@@ -255,7 +256,7 @@ fn carried(task: &Task, messages: &[&Message], cut: bool, said: &mut Vec<String>
         if message.number > expected {
             said.push(format!("{} skipped message {expected}.", task.path));
         }
-        // There was more to fetch when the run before had to stop: it did so shortly before its deadline.
+        // If there was more to fetch when the run before had to stop, that run stopped shortly before its deadline.
         if let Some(last) = last.filter(|last| last.run != message.run) {
             let quota = task.time_box();
             carried_on += usize::from(last.deadline.since(last.began) < quota / 4);
@@ -282,7 +283,7 @@ fn starved(record: &Record, task: &Task, sessions: &[&Session], said: &mut Vec<S
     }
 }
 
-/// No run begins of what belongs to a channel that is gone.
+/// Rule: no run begins for a channel that is deleted.
 fn deleted(record: &Record, said: &mut Vec<String>) {
     let Some((owner, at)) = &record.deleted else { return };
     let mut late: BTreeMap<&str, usize> = BTreeMap::new();
@@ -361,7 +362,7 @@ mod tests {
                  400ms that is too soon.",
             ),
         ] {
-            // The third start; what follows it is late then.
+            // The third start; the next one is late then.
             let found = violations(|record| {
                 for session in record.sessions.iter_mut().filter(|session| session.run == (1, 3)) {
                     session.deadline = session.deadline - millis(early);
@@ -388,7 +389,7 @@ mod tests {
                  not by what its runs say of their starts.",
             ),
         ] {
-            // Each second run of it, of ten.
+            // Every second run of the task, of ten.
             let found = violations(|record| {
                 let even = |session: &&mut Session| session.run.0 == 2 && session.run.1 % 2 == 0;
                 for session in record.sessions.iter_mut().filter(even) {
@@ -399,7 +400,7 @@ mod tests {
         }
     }
 
-    /// The inbox has ten times, 2 s from each other, and a tolerance of 200 ms.
+    /// The inbox has ten starts, 2 s from each other, and a tolerance of 200 ms.
     #[test]
     fn a_start_that_may_happen_and_does_not() {
         let without = |ticks: &'static [i64], late: u64| {
@@ -422,7 +423,7 @@ mod tests {
         assert_eq!(without(&[3, 4], 0), [said(2, 1_990)]);
         assert_eq!(without(&[3, 6], 180), [said(2, 1_810)]);
         assert_eq!(without(&[3, 6], 200), [""; 0], "the start before was late");
-        // A run that is tried again has started again.
+        // A retried run has started again.
         let tried_again = violations(|record| {
             record.sessions.retain(|session| session.run.0 == 1 || ![3, 6].contains(&session.run.1));
             let again = |session: &&Session| session.run.0 == 2 && [2, 5].contains(&session.run.1);
@@ -450,7 +451,7 @@ mod tests {
         assert_eq!(quick(2), [""; 0], "so few say nothing");
     }
 
-    /// The record of an upstream that plays alone holds the newest.
+    /// The record of an upstream without a worker holds the newest calls.
     #[test]
     fn a_record_without_its_beginning() {
         let cut = |cut| {

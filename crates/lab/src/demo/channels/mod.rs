@@ -1,4 +1,4 @@
-//! A message gateway's channels, polled each at its own interval: a quarter of an hour in half a minute.
+//! A message gateway's channels, each polled at its own interval: a quarter of an hour in half a minute.
 
 mod gateway;
 pub mod judge;
@@ -24,9 +24,9 @@ use super::stage::{Judged, Language, Stage, System};
 use gateway::{FULL, Gateway};
 use judge::{Record, Task, judge};
 
-/// How much of the system's time a demo shows.
+/// How much of the system's time a demo covers.
 const SHOWN: Duration = Duration::from_secs(15 * 60);
-/// Room for so many runs at a time where the example has it for 200: it has a hundred times as many tasks.
+/// How many runs may run at the same time. The example has room for 200, for a hundred times as many tasks.
 const ROOM: i64 = 6;
 /// The channel that is deleted half-way: it has an inbox, a mailbox and a node.
 const DELETED: &str = "radio-3";
@@ -34,15 +34,15 @@ const DELETED: &str = "radio-3";
 const SLOW: (f64, f64) = (0.3, 0.4);
 const ATTEMPTS: u32 = 1_000;
 
-/// Kinds, and where their handler calls.
+/// The kinds, and the paths that their handler calls.
 const KINDS: [(&str, &str); 4] =
     [("poll-social-inbox", "inbox"), ("download-pop3", "pop3"), ("push-qst", "qst/push"), ("pull-qst", "qst/pull")];
 
-/// The system.
+/// The gateway and the record of the demo.
 pub struct Channels {
     by: u32,
     length: Duration,
-    /// Sessions of which a record is kept, and messages; with `None`, all.
+    /// How many sessions and messages the record keeps; with `None`, all.
     most: Option<usize>,
     tasks: Vec<Task>,
     gateway: Option<Arc<Gateway>>,
@@ -71,7 +71,7 @@ impl Channels {
         self.gateway.as_ref().map(|gateway| gateway.left_out()).unwrap_or_default()
     }
 
-    /// What did not start, by the ledger, and why.
+    /// The ticks that did not start, by the ledger, and why.
     async fn dropped(&self, stage: &Stage) -> Result<Vec<String>, StartError> {
         let (mut dropped, mut after) = (Vec::new(), Fence::NONE);
         loop {
@@ -84,7 +84,7 @@ impl Channels {
     }
 }
 
-/// The tasks of a roster, with the intervals of its kind for those that say nothing.
+/// The tasks of a roster. A row without an interval has its kind's.
 fn tasks(config: &Config, kind: &str, path: &str, roster: &str) -> Result<Vec<Task>, String> {
     let settings = config.kind(kind)?.recurrence.as_ref().ok_or("a kind without schedule")?;
     let mut tasks = Vec::new();
@@ -103,8 +103,8 @@ fn tasks(config: &Config, kind: &str, path: &str, roster: &str) -> Result<Vec<Ta
     Ok(tasks)
 }
 
-/// By how much starts may come early, by the service's rules and not by the configuration that is judged: ten
-/// seconds for inboxes, twenty for nodes and thirty for mailboxes.
+/// By how much starts may come early, by the service's rules and not by the configuration that is judged: ten seconds
+/// for inboxes, twenty for nodes and thirty for mailboxes.
 fn tolerance(path: &str) -> Duration {
     Duration::from_secs(match path.split('/').next() {
         Some("inbox") => 10,
@@ -243,7 +243,7 @@ mod tests {
         let tasks = tasks(&config, "poll-social-inbox", "inbox", &roster).unwrap();
         let intervals: Vec<_> = tasks.iter().map(|task| (task.path.as_str(), task.interval.as_secs())).collect();
         assert_eq!(intervals, [("inbox/@shop", 2), ("inbox/@club", 1)]);
-        // Somebody has a channel of each sort, and loses all of it.
+        // One owner has a channel of each sort, and loses all of them.
         let files = channels.files().iter().filter(|(name, _)| name.ends_with(".csv"));
         assert!(files.clone().all(|(_, text)| text.contains(DELETED)), "{DELETED}");
     }

@@ -1,4 +1,4 @@
-//! The game's API: it answers for characters, forgives so many errors, has a slow spell, and writes down what came in.
+//! The game's API: it answers for characters, forgives a number of errors, has a slow spell, and records every call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,30 +16,30 @@ use tokio::time::sleep;
 use super::judge::{BANNED, Call};
 use crate::demo::newest::{Newest, repeated};
 
-/// So many errors within [`WINDOW`] of the first are forgiven.
+/// How many errors within [`WINDOW`] of the first are forgiven.
 pub const FORGIVEN: u32 = 60;
-/// See [`FORGIVEN`].
+/// The time after which errors are forgiven, from the first one on.
 pub const WINDOW: Duration = Duration::from_secs(6);
-/// In the slow spell, so many of ten requests fail.
+/// In the slow spell, how many of ten requests fail.
 const FAILING: usize = 5;
 
 pub struct Esi {
     clock: Clock,
     entropy: Entropy,
-    seen: Mutex<Seen>,
+    seen: Mutex<Log>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct Log {
     calls: Newest<Call>,
-    /// When it began to be slow, and when it was not any more.
+    /// When the slow spell began, and when it ended.
     slow: Option<(Time, Option<Time>)>,
-    /// Errors, and when the first of them was.
+    /// The number of errors, and the time of the first.
     errors: (u32, Time),
     least: Option<u32>,
 }
 
-/// Which run the handler says that it is for.
+/// The run, as the handler names it.
 #[derive(Deserialize)]
 struct Run {
     update: Update,
@@ -54,8 +54,8 @@ struct Update {
     nominal: Time,
 }
 
-impl Seen {
-    /// How many errors are left, and for how long it is these.
+impl Log {
+    /// How many errors are left, and until when.
     fn left(&mut self, now: Time) -> (u32, Duration) {
         if self.errors.1 + WINDOW <= now {
             self.errors = (0, now);
@@ -76,10 +76,10 @@ impl Seen {
 }
 
 impl Esi {
-    /// Its record keeps at most so many calls.
+    /// The record keeps at most `most` calls; with `None`, all.
     pub fn new(connections: &Connections, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
-        let seen = Mutex::new(Seen { calls: Newest::new(most), ..Seen::default() });
+        let seen = Mutex::new(Log { calls: Newest::new(most), ..Log::default() });
         Arc::new(Self { clock, entropy, seen })
     }
 
@@ -87,7 +87,7 @@ impl Esi {
         Router::new().route("/characters/{id}/{endpoint}", get(answer)).with_state(self)
     }
 
-    /// Whether it is slow from now on, and fails: once.
+    /// Begins or ends the slow spell, in which the API is slow and fails.
     pub fn slow(&self, slow: bool) {
         let now = self.clock.now();
         let mut seen = self.seen();
@@ -97,12 +97,12 @@ impl Esi {
         };
     }
 
-    /// When it began to be slow, and when it was not any more, if it was so yet.
+    /// When the slow spell began, and when it ended.
     pub fn slow_spell(&self) -> Option<(Time, Option<Time>)> {
         self.seen().slow
     }
 
-    /// The requests, and how many before them are not kept any more.
+    /// The requests, and how many earlier ones are not kept any more.
     pub fn calls(&self) -> (Vec<Call>, u64) {
         let seen = self.seen();
         (seen.calls.snapshot(), seen.calls.left_out())
@@ -113,21 +113,21 @@ impl Esi {
         self.seen().least.unwrap_or(FORGIVEN)
     }
 
-    /// Of whom something is being fetched.
+    /// A character of which a request runs.
     pub fn busy(&self) -> Option<String> {
         self.seen().calls.iter().rev().find(|call| call.ended.is_none()).map(|call| call.character.clone())
     }
 
-    /// How often an attempt asked again.
+    /// How many times an attempt made the same request again.
     pub fn forked(&self) -> u64 {
         repeated(self.seen().calls.iter().map(|call| &call.job))
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Log> {
         self.seen.lock()
     }
 
-    /// Writes down that a request has begun; answers with its ticket, whether no error is left, and whether it is slow.
+    /// Records that a request has begun; answers its ticket, whether no error is left, and whether the API is slow.
     fn begins(&self, character: String, endpoint: String, run: Run) -> (u64, bool, bool) {
         let Run { update: Update { epoch, tick, nominal }, id, attempt } = run;
         let now = self.clock.now();
@@ -146,14 +146,14 @@ impl Esi {
     }
 }
 
-/// A request in progress: it ends when this is dropped, answered or not.
-struct Asked {
+/// A request that runs: it ends when this is dropped, answered or not.
+struct RunningCall {
     esi: Arc<Esi>,
     ticket: u64,
     status: u16,
 }
 
-impl Drop for Asked {
+impl Drop for RunningCall {
     fn drop(&mut self) {
         let now = self.esi.clock.now();
         if let Some(call) = self.esi.seen().calls.get_mut(self.ticket) {
@@ -171,7 +171,7 @@ async fn answer(
     let mut status = StatusCode::BAD_REQUEST;
     if let Some(run) = run {
         let (ticket, banned, slow) = esi.begins(character, endpoint, run);
-        let mut asked = Asked { esi: esi.clone(), ticket, status: 0 };
+        let mut asked = RunningCall { esi: esi.clone(), ticket, status: 0 };
         let (from, to) = if slow { (150, 350) } else { (20, 60) };
         let lasts = esi.entropy.between(Duration::from_millis(from), Duration::from_millis(to));
         sleep(if banned { Duration::ZERO } else { lasts }).await;

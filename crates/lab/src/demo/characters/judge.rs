@@ -1,4 +1,4 @@
-//! What the upstream's record says of who has updated which character (pure).
+//! Judges the updates of the characters by the upstream's record (pure).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,73 +8,71 @@ use serde::Serialize;
 
 use crate::demo::stage::Shown;
 
-/// Times are whole milliseconds.
+/// The tolerance for times, which are whole milliseconds.
 const ROUNDING: Duration = Duration::from_millis(5);
-/// On a busy machine an update starts so late, unless the upstream is slow. One that a refresh holds up is later.
+/// How late an update may start on a busy machine, unless the upstream is slow. An update that a refresh delays may be
+/// later.
 const BUSY: Duration = Duration::from_secs(3);
-/// The status for a caller that comes when no error is left.
+/// The status for a caller when no error is left.
 pub const BANNED: u16 = 420;
-/// What there is to fetch of a character.
+/// The endpoints of a character.
 pub const ENDPOINTS: [&str; 4] = ["assets", "contracts", "skills", "wallet"];
 
-/// A request, as the upstream has seen it.
+/// A request, as the upstream has recorded it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Of whom.
     pub character: String,
-    /// Which part.
     pub endpoint: String,
-    /// Of which job of the update, and at which attempt.
+    /// The id of the update's job, and the attempt.
     pub job: (String, u32),
-    /// For which update: the incarnation of its chain, and the occurrence.
+    /// The update: the epoch of its chain, and the tick.
     pub update: (i64, i64),
-    /// When that update was meant to start.
+    /// The nominal start of the update.
     pub nominal: Time,
-    /// When the request came in.
+    /// When the request came.
     pub began: Time,
-    /// When it was answered, or the caller went away.
+    /// When the request was answered, or the caller disconnected.
     pub ended: Option<Time>,
-    /// What the answer was; 0 when there was none.
+    /// The status of the answer; 0 when there was none.
     pub status: u16,
 }
 
-/// A refresh that somebody asked for.
+/// A refresh that a user asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// Of whom.
+pub struct Refresh {
     pub character: String,
-    /// When.
+    /// When the user asked.
     pub at: Time,
-    /// Whether an update was running then, or due, by the ledger.
+    /// Whether an update ran then, or was due, by the ledger.
     pub running: bool,
-    /// Whether it was accepted.
+    /// Whether the refresh was accepted.
     pub accepted: bool,
-    /// When the rotation's next update was due, by the ledger at that moment; `None` while one was running.
+    /// When the rotation's next update was due, by the ledger at that moment; `None` while one ran.
     pub next: Option<Time>,
 }
 
-/// All that is known in the end.
+/// The input of the judge.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// How long from the end of an update to the start of the next, at least.
+    /// The shortest time from the end of an update to the start of the next.
     pub delay: Duration,
-    /// By the upstream.
+    /// The requests, by the upstream.
     pub calls: Vec<Call>,
-    /// All characters, with the incarnations of their rotations.
+    /// All characters, with the epochs of their rotations.
     pub rotations: BTreeMap<String, i64>,
-    /// By those who asked.
-    pub asks: Vec<Ask>,
-    /// Whether the demo was long enough that refreshes were to be asked for: of characters at rest, and of others.
+    /// The refreshes, by the users who asked.
+    pub asks: Vec<Refresh>,
+    /// Whether the demo was long enough for refreshes: of characters at rest, and of others.
     pub asked_for: bool,
-    /// From when the upstream was slow, and until when that made updates late.
+    /// When the upstream began to be slow, and until when that delayed updates.
     pub slow: Option<(Time, Time)>,
-    /// How much of the demo it is of.
+    /// How much of the demo the record covers.
     pub shown: Shown,
-    /// When it was over.
+    /// When the demo ended.
     pub to: Time,
 }
 
-/// The rotations by the requests alone: of each character, the incarnation with most updates. A refresh by hand has one.
+/// The rotations by the requests alone: for each character, the epoch with the most updates. A refresh by hand has one.
 pub fn rotations(calls: &[Call]) -> BTreeMap<String, i64> {
     let mut updates = BTreeMap::<&str, BTreeMap<i64, BTreeSet<i64>>>::new();
     for Call { character, update: (epoch, tick), .. } in calls {
@@ -85,12 +83,12 @@ pub fn rotations(calls: &[Call]) -> BTreeMap<String, i64> {
     updates.into_iter().filter_map(rotation).collect()
 }
 
-/// What comes of it, in numbers.
+/// The figures of a demo.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Figures {
     /// Characters that were updated.
     pub characters: usize,
-    /// Their updates, those by hand left out.
+    /// Updates by the rotation.
     pub updates: usize,
     /// Updates by hand.
     pub by_hand: usize,
@@ -98,15 +96,15 @@ pub struct Figures {
     pub refused: usize,
     /// The shortest pause between two updates of a rotation.
     pub shortest_pause_ms: u64,
-    /// How long the longest update took, in the slow spell.
+    /// The longest update, in the slow spell.
     pub longest_update_ms: u64,
     /// Requests.
     pub requests: usize,
-    /// Of these, those that failed.
+    /// Requests that failed (a part of `requests`).
     pub errors: usize,
 }
 
-/// An update: its requests together.
+/// An update, with its requests.
 struct Batch<'a> {
     update: (i64, i64),
     nominal: Time,
@@ -115,7 +113,7 @@ struct Batch<'a> {
     calls: Vec<&'a Call>,
 }
 
-/// What was broken, in sentences, and the figures.
+/// The rules that were broken, in sentences, and the figures.
 pub fn judge(record: &Record) -> (Vec<String>, Figures) {
     let mut said = Vec::new();
     let errors = record.calls.iter().filter(|call| call.status != 200).count();
@@ -153,7 +151,7 @@ pub fn judge(record: &Record) -> (Vec<String>, Figures) {
     (said, figures)
 }
 
-/// The updates of a character, in their order.
+/// The updates of a character, in order.
 fn batches<'a>(record: &'a Record, character: &str) -> Vec<Batch<'a>> {
     let mut batches = BTreeMap::<(i64, i64), Batch>::new();
     for call in record.calls.iter().filter(|call| call.character == character) {
@@ -168,7 +166,7 @@ fn batches<'a>(record: &'a Record, character: &str) -> Vec<Batch<'a>> {
     batches
 }
 
-/// No two updates of a character run at a time.
+/// Rule: no two updates of a character run at the same time.
 fn overlaps(character: &str, batches: &[Batch], said: &mut Vec<String>) {
     let mut until = Time::from_millis(0);
     for batch in batches {
@@ -180,7 +178,7 @@ fn overlaps(character: &str, batches: &[Batch], said: &mut Vec<String>) {
     }
 }
 
-/// From the end of an update to the next start of its rotation there is never less than the delay.
+/// Rule: the time from the end of an update to the next start of its rotation is at least the delay.
 fn pauses(record: &Record, character: &str, batches: &[Batch], said: &mut Vec<String>, figures: &mut Figures) {
     let mut ended = BTreeMap::<i64, Time>::new();
     for batch in batches {
@@ -197,10 +195,10 @@ fn pauses(record: &Record, character: &str, batches: &[Batch], said: &mut Vec<St
     }
 }
 
-/// All endpoints are asked before another update begins, and each answers once.
+/// Rule: an update asks all endpoints before another begins, and each answers once.
 fn complete(record: &Record, character: &str, batches: &[Batch], said: &mut Vec<String>) {
     for (n, batch) in batches.iter().enumerate() {
-        // An upstream that is alone may have begun, or left out what was before, in the middle of the first.
+        // An upstream without a ledger may have started, or dropped its oldest records, within the first update.
         let whole = n + 1 < batches.len() && (n > 0 || record.shown != Shown::Alone);
         for endpoint in ENDPOINTS {
             let of = || batch.calls.iter().filter(|call| call.endpoint == endpoint);
@@ -215,7 +213,7 @@ fn complete(record: &Record, character: &str, batches: &[Batch], said: &mut Vec<
     }
 }
 
-/// A refresh is one update, and the rotation goes on as if there had been none.
+/// Rule: a refresh is one update, and does not shift the rotation.
 fn asked(record: &Record, character: &str, rotating: &[&Batch], by_hand: &[&Batch], said: &mut Vec<String>) {
     let asks = || record.asks.iter().filter(|ask| ask.character == character);
     let accepted = asks().filter(|ask| ask.accepted).count();
@@ -231,7 +229,7 @@ fn asked(record: &Record, character: &str, rotating: &[&Batch], by_hand: &[&Batc
         if moved > ROUNDING {
             said.push(format!("A refresh of {character} moved its next update by {}.", short_duration(moved)));
         }
-        // Whatever the scheduler says: when did it begin?
+        // Independent of the scheduler's report: when did the next update begin?
         let late = next.map_or(record.to, |next| next.began).since(due);
         let slow = record.slow.is_some_and(|(from, to)| due <= to && from <= due + BUSY);
         if late > BUSY && !slow {
@@ -246,12 +244,12 @@ fn asked(record: &Record, character: &str, rotating: &[&Batch], by_hand: &[&Batc
     }
 }
 
-/// Refreshes were asked for, those at rest are accepted, and there are some while an update runs.
+/// Rule: users asked for refreshes, those of characters at rest were accepted, and some came while an update ran.
 fn asks(record: &Record, said: &mut Vec<String>) {
     if !record.asked_for {
         return;
     }
-    let (running, at_rest): (Vec<&Ask>, Vec<&Ask>) = record.asks.iter().partition(|ask| ask.running);
+    let (running, at_rest): (Vec<&Refresh>, Vec<&Refresh>) = record.asks.iter().partition(|ask| ask.running);
     if !at_rest.iter().any(|ask| ask.accepted) {
         said.push(format!("{} refreshes of characters at rest were asked for, and none was accepted.", at_rest.len()));
     }
@@ -288,8 +286,8 @@ mod tests {
     fn perfect() -> Record {
         let rotation = (0..5).flat_map(|n| update((1, n + 1), n as u64 * 3_500, 500));
         let ask =
-            Ask { character: CHRIBBA.into(), at: at(4_200), running: false, accepted: true, next: Some(at(7_000)) };
-        let refused = Ask { at: at(7_100), running: true, accepted: false, next: None, ..ask.clone() };
+            Refresh { character: CHRIBBA.into(), at: at(4_200), running: false, accepted: true, next: Some(at(7_000)) };
+        let refused = Refresh { at: at(7_100), running: true, accepted: false, next: None, ..ask.clone() };
         Record {
             delay: Duration::from_secs(3),
             calls: rotation.chain(update((2, 1), 4_250, 500)).collect(),
@@ -392,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_refresh_that_holds_the_rotation_up() {
-        // The scheduler says that nothing was moved.
+        // The scheduler reports that it moved nothing.
         let late = |by: u64, slow: Option<(u64, u64)>| {
             violations(|record| {
                 record.slow = slow.map(|(from, to)| (at(from), at(to)));
@@ -438,7 +436,8 @@ mod tests {
         assert_eq!(asks(&short), [""; 0], "the demo was ended before");
     }
 
-    /// It knows neither who asked nor what was before, and has the rotations by its own record.
+    /// Such an upstream knows neither the users' requests nor the time before, and takes the rotations from its own
+    /// record.
     #[test]
     fn an_upstream_that_is_alone_judges_what_it_has_seen() {
         let alone = |change: &dyn Fn(&mut Record)| {

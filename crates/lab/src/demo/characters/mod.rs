@@ -1,4 +1,5 @@
-//! An online game's characters, each updated five minutes after its last update has ended, which here are seconds.
+//! An online game's characters, each updated five minutes after its last update has ended. In the demo, the minutes are
+//! seconds.
 
 mod esi;
 pub mod judge;
@@ -22,38 +23,39 @@ use super::newest::{ALONE, tell_left_out};
 use super::scale::{scaled, shorter};
 use super::stage::{Judged, Language, PREFIX, Shown, Stage, System};
 use esi::{Esi, FORGIVEN, WINDOW};
-use judge::{Ask, Record, judge, rotations};
+use judge::{Record, Refresh, judge, rotations};
 
-/// Times are so much shorter: five minutes are three seconds.
+/// The factor by which times are shorter: five minutes are three seconds.
 const BY: u32 = 100;
-/// From the end of an update to the next start, by the game's rules and not by the configuration that is judged.
+/// The time from the end of an update to the next start, by the game's rules and not by the configuration that is
+/// judged.
 const DELAY: Duration = Duration::from_secs(5 * 60);
-/// A call takes real time, however short the others are, so no run has less than this.
+/// The shortest timeout of a run: a call takes real time, however short the other times are.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const KIND: &str = "update-character";
 /// When the upstream is slow, and fails, as shares of the demo.
 const SLOW: (f64, f64) = (0.3, 0.55);
-/// When somebody wants a character refreshed that is being updated, likewise.
+/// When a user refreshes a character that is being updated, as shares of the demo.
 const WHILE_IT_RUNS: [f64; 3] = [0.25, 0.45, 0.9];
-/// And one that rests: not when all are late, and in half a minute so that its next update is due before the slow spell,
-/// or before the end.
+/// When a user refreshes a character at rest, as shares of the demo: not when all are late, and in half a minute so
+/// that its next update is due before the slow spell, or before the end.
 const AT_REST: [f64; 2] = [0.1, 0.8];
-/// A demo of this length asks for all of these.
+/// A demo of at least this length has all these refreshes.
 const ENOUGH: Duration = Duration::from_secs(10);
-/// So long before its next update a character rests.
+/// A character is at rest if its next update is at least this far away.
 const REST: Duration = Duration::from_millis(2_300);
-/// How long a character is looked for that does what it has to.
+/// How long the demo looks for a character in the state that it needs.
 const FOUND: Duration = Duration::from_secs(5);
-/// How long after the end what was asked for before may still come.
+/// How long after the end the answers to earlier requests may come.
 const SETTLE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The system.
+/// The characters and the record of the demo.
 #[derive(Default)]
 pub struct Characters {
     alone: bool,
     esi: Option<Arc<Esi>>,
-    asks: Mutex<Vec<Ask>>,
+    asks: Mutex<Vec<Refresh>>,
 }
 
 impl Characters {
@@ -62,7 +64,7 @@ impl Characters {
         Self::default()
     }
 
-    /// Somebody refreshes a character by hand. One that is being updated is not updated beside that.
+    /// A user refreshes a character by hand. A character that is being updated is not updated a second time.
     async fn refresh(&self, stage: &Stage, character: &str) -> Result<(), StartError> {
         let connections = &stage.connections;
         let views = connections.ledger.chains(KIND.into(), character.into()).await?;
@@ -72,12 +74,12 @@ impl Characters {
         let mut enroller = Enroller::new(&stage.config, connections.clone(), KIND, None, true)?;
         let accepted = enroller.run_once(character, None, &RunNow::default(), None).await? == RunOnce::Accepted;
         let next = next.filter(|_| accepted);
-        let ask = Ask { character: character.into(), at, running: runs, accepted, next };
+        let ask = Refresh { character: character.into(), at, running: runs, accepted, next };
         self.asks.lock().push(ask);
         Ok(())
     }
 
-    /// Refreshes a character of which something is being fetched.
+    /// Refreshes a character of which the upstream serves a request.
     async fn refresh_one_that_runs(&self, stage: &Stage) -> Result<(), StartError> {
         let by = Instant::now() + FOUND;
         while Instant::now() < by && !stage.is_ended() {
@@ -89,7 +91,7 @@ impl Characters {
         Ok(())
     }
 
-    /// Refreshes the character that rests longest.
+    /// Refreshes the character with the longest rest before its next update.
     async fn refresh_one_at_rest(&self, stage: &Stage) -> Result<(), StartError> {
         let by = Instant::now() + FOUND;
         while Instant::now() < by && !stage.is_ended() {
@@ -127,12 +129,12 @@ impl Characters {
         }
     }
 
-    /// The record, and how many requests before it are not kept any more.
+    /// The record, and how many earlier requests are not kept any more.
     async fn record(&self, stage: &Stage) -> Result<(Record, u64), StartError> {
         let (calls, left_out) = self.esi.as_ref().map(|esi| esi.calls()).unwrap_or_default();
         let shown = stage.shown();
         let rotations: BTreeMap<String, i64> = match shown {
-            // The chains are in the ledger of a worker elsewhere.
+            // The chains are in the ledger of another worker.
             Shown::Alone => rotations(&calls),
             Shown::Whole | Shown::Ended => {
                 let chains = stage.chains().await?.into_iter().filter(|chain| chain.hint.kind == KIND);
@@ -142,7 +144,7 @@ impl Characters {
         let asks = self.asks.lock().clone();
         let asked_for = shown == Shown::Whole && stage.to.since(stage.from) >= ENOUGH;
         let slow = self.esi.as_ref().and_then(|esi| esi.slow_spell());
-        // What waits for errors to be forgiven is late for so much longer.
+        // Requests that wait for errors to be forgiven are late for that much longer.
         let slow = slow.map(|(from, to)| (from, to.unwrap_or(stage.to) + WINDOW));
         let delay = if self.alone { DELAY } else { shorter(DELAY, BY, Duration::ZERO) };
         Ok((Record { delay, calls, rotations, asks, asked_for, slow, shown, to: stage.to }, left_out))
@@ -178,7 +180,7 @@ impl System for Characters {
         )
     }
 
-    /// With few errors left the requests wait for new ones.
+    /// When few errors are left, the requests wait for new ones.
     fn patience(&self) -> Duration {
         WINDOW + TIMEOUT
     }
@@ -194,13 +196,13 @@ impl System for Characters {
         scaled(text, |path, length| match path {
             [.., "timeout"] => shorter(length, BY, TIMEOUT),
             ["throttles", _, "per"] => length,
-            // A hold is no shorter than that.
+            // A hold is at least that long.
             ["throttles", ..] => shorter(length, BY, Duration::from_secs(1)),
             _ => shorter(length, BY, Duration::ZERO),
         })
     }
 
-    /// Queues of the demo have names of its own.
+    /// The demo's queues have names of their own.
     fn roster(&self, text: &str) -> Result<String, String> {
         Ok(text.replace(",fast\n", &format!(",{PREFIX}fast\n")))
     }
@@ -218,7 +220,7 @@ impl System for Characters {
         let (asked, ()) = tokio::join!(self.ask(stage), self.slow_spell(stage));
         asked?;
         stage.at(1.0).await;
-        // What was asked for shortly before the end may be late on a busy machine; what never comes is waited for in vain.
+        // On a busy machine the last refreshes may be late; a bounded wait is enough for them.
         let by = Instant::now() + SETTLE;
         while Instant::now() < by && !stage.is_ended() && !judge(&self.record(stage).await?.0).0.is_empty() {
             sleep(Duration::from_millis(500)).await;

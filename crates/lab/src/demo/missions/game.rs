@@ -1,4 +1,4 @@
-//! The game: it takes encounters and flushes as messages on channels, ends missions, and writes down what came in.
+//! The game: it takes encounters and flushes as messages on channels, ends missions, and records every call.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -25,19 +25,19 @@ pub struct Game {
     clock: Clock,
     entropy: Entropy,
     began: Time,
-    /// Of encounters and of flushes: a run says when it began by its deadline.
+    /// The timeouts of encounters and of flushes: the deadline of a run minus its timeout is its start.
     timeouts: (Duration, Duration),
     /// Missions whose time is up before the others'.
     short: Vec<String>,
-    seen: Mutex<Seen>,
+    seen: Mutex<Log>,
 }
 
-struct Seen {
+struct Log {
     calls: Newest<Call>,
     ended: BTreeSet<String>,
 }
 
-/// Which run the handler says that it is for, and what came of it.
+/// The run, as the handler names it, and its result.
 #[derive(Deserialize)]
 struct Run {
     epoch: i64,
@@ -52,14 +52,14 @@ struct Run {
 }
 
 impl Game {
-    /// Its record keeps at most so many calls.
+    /// The record keeps at most `most` calls; with `None`, all.
     pub fn new(config: &Config, connections: &Connections, short: Vec<String>, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
         let kinds: BTreeMap<&str, Duration> =
             config.kinds.iter().map(|(name, kind)| (name.as_str(), kind.timeout)).collect();
         let timeout = |kind: &str| kinds.get(kind).copied().unwrap_or_default();
         let timeouts = (timeout("mission"), timeout("flush-channel"));
-        let seen = Mutex::new(Seen { calls: Newest::new(most), ended: BTreeSet::new() });
+        let seen = Mutex::new(Log { calls: Newest::new(most), ended: BTreeSet::new() });
         Arc::new(Self { began: clock.now(), clock, entropy, timeouts, short, seen })
     }
 
@@ -71,17 +71,17 @@ impl Game {
             .with_state(self)
     }
 
-    /// The calls, and how many before them are not kept any more.
+    /// The calls, and how many earlier ones are not kept any more.
     pub fn calls(&self) -> (Vec<Call>, u64) {
         let seen = self.seen();
         (seen.calls.snapshot(), seen.calls.left_out())
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Log> {
         self.seen.lock()
     }
 
-    /// Writes down that a call has begun; answers with its ticket, and whether its mission is over.
+    /// Records that a call has begun; answers its ticket, and whether its mission is over.
     fn begins(&self, channel: String, run: Run) -> (u64, bool) {
         let Run { epoch, tick, fence, nominal, deadline, mission, result } = run;
         let timeout = if mission.is_some() { self.timeouts.0 } else { self.timeouts.1 };
@@ -104,7 +104,7 @@ impl Game {
     }
 }
 
-/// A call in progress: it ends when this is dropped, answered or not.
+/// A call that runs: it ends when this is dropped, answered or not.
 struct Playing {
     game: Arc<Game>,
     ticket: u64,

@@ -1,4 +1,4 @@
-//! What the game's record says of who has played which mission when (pure).
+//! Judges the play of the missions by the game's record (pure).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,62 +8,61 @@ use serde::Serialize;
 
 use crate::demo::stage::Shown;
 
-/// Times are whole milliseconds, and two programs read them.
+/// The tolerance for times, which are whole milliseconds and come from two programs.
 const ROUNDING: Duration = Duration::from_millis(5);
-/// A channel takes a message, and then none for so long.
+/// After a message, a channel takes none for this long.
 const APART: Duration = Duration::from_secs(1);
 const SECOND: Duration = Duration::from_secs(1);
-/// By when they came in, two messages may be so much closer. A throttle counts starts, and on a busy machine one call
-/// is on its way for longer than the next.
+/// By how much two messages may be closer by the times at which they came. A throttle counts starts, and on a busy
+/// machine one call takes longer than the next.
 const WAY: Duration = Duration::from_millis(500);
-/// The busiest second has at most so many per cent of what one has on average. Where all ticks are due together it has
+/// The most that the busiest second may have, in per cent of the average. If all ticks were due together it would have
 /// hundreds; chance alone makes some 130 of fifty a second, and one time in a hundred 150.
 const FLAT: u64 = 160;
-/// What is due in the last seconds may not have come yet.
+/// A tick that is due in these last seconds may not have come yet.
 const LATE: Duration = Duration::from_secs(2);
-/// On a busy machine a tick comes so much later than it could.
+/// By how much later a tick may come on a busy machine.
 const BUSY: Duration = Duration::from_secs(5);
 
-/// A call, as the game has seen it.
+/// A call, as the game has recorded it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Which mission; none for the flush of a channel.
+    /// The mission; none for the flush of a channel.
     pub mission: Option<String>,
-    /// On whose channel there is a message now.
+    /// The channel that gets a message.
     pub channel: String,
-    /// Which incarnation of the chain, and which occurrence.
+    /// The epoch of the chain, and the tick.
     pub run: (i64, i64),
-    /// Which claim of it.
+    /// The fence of the claim.
     pub fence: i64,
-    /// When it was due.
+    /// The nominal start of the tick.
     pub nominal: Time,
-    /// When its run began, as the run says itself by its deadline. How long the call was on its way is not its
-    /// scheduler's fault.
+    /// When the run began, by its deadline. The time of the call on its way is not the scheduler's fault.
     pub started: Time,
-    /// When it came in.
+    /// When the call came.
     pub began: Time,
-    /// When it was answered, or the caller went away.
+    /// When the call was answered, or the caller disconnected.
     pub ended: Option<Time>,
-    /// Whether it was answered.
+    /// Whether the call was answered.
     pub answered: bool,
-    /// What the encounter came to.
+    /// The result of the encounter.
     pub result: String,
-    /// Whether the answer was that the mission is over.
+    /// Whether the answer said that the mission is over.
     pub over: bool,
 }
 
-/// All that is known in the end.
+/// The input of the judge.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// In the order in which they came in.
+    /// The calls, in the order in which they came.
     pub calls: Vec<Call>,
     /// All missions of the roster.
     pub missions: BTreeSet<String>,
     /// When a worker was killed.
     pub killed: Option<Time>,
-    /// How much of the demo it is of.
+    /// How much of the demo the record covers.
     pub shown: Shown,
-    /// How long a minute of the game is.
+    /// The length of a minute of the game.
     pub minute: Duration,
     /// When all chains had begun.
     pub from: Time,
@@ -72,44 +71,45 @@ pub struct Record {
 }
 
 impl Record {
-    /// The lock on a tick is half a minute: no other worker takes it over before.
+    /// The lease on a tick is half a minute: no other worker takes the tick before.
     fn lease(&self) -> Duration {
         self.minute / 2
     }
 
-    /// A mission is never silent for longer: a tick each minute, give or take a quarter, and one whose worker was killed
-    /// waits for the end of its lock.
+    /// The longest time between two ticks of a mission: a minute, with a jitter of a quarter, and the lease, if its
+    /// worker was killed.
     fn silence(&self) -> Duration {
         self.minute + self.minute / 4 + self.lease() + BUSY
     }
 }
 
-/// What comes of it, in numbers.
+/// The figures of a demo.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Figures {
     /// Missions that were played.
     pub missions: usize,
-    /// Missions that were told that they are over.
+    /// Missions whose handler was told that they are over.
     pub over: usize,
     /// Ticks that were resolved.
     pub resolved: usize,
-    /// Of these, those that were resolved once more, by another worker after the first was killed.
+    /// Ticks that another worker resolved again after the first was killed (a part of `resolved`).
     pub repeated: usize,
     /// Messages on channels.
     pub messages: usize,
-    /// The shortest time between two messages of a channel, as their runs began.
+    /// The shortest time between two messages of a channel, by the starts of their runs.
     pub closest_ms: u64,
-    /// The shortest time between two messages of a channel, as they came in.
+    /// The shortest time between two messages of a channel, by the times at which they came.
     pub closest_came_ms: u64,
     /// Ticks that were due per second, on average.
     pub due_per_second: u64,
-    /// The busiest second, in per cent of the average: by when ticks were due.
+    /// The busiest second, in per cent of the average, by the times at which ticks were due.
     pub busiest_due_percent: u64,
-    /// Likewise by when they came in, which shows how busy this machine was.
+    /// The busiest second, in per cent of the average, by the times at which ticks came, which shows how busy this
+    /// machine was.
     pub busiest_came_percent: u64,
 }
 
-/// What was broken, in sentences, and the figures.
+/// The rules that were broken, in sentences, and the figures.
 pub fn judge(record: &Record) -> (Vec<String>, Figures) {
     let mut judge = Judge { record, said: Vec::new(), figures: Figures::default() };
     judge.flat();
@@ -122,8 +122,8 @@ pub fn judge(record: &Record) -> (Vec<String>, Figures) {
     (judge.said, judge.figures)
 }
 
-/// Calls that came again although no worker had to repeat them: neither was one killed meanwhile, nor did the first call
-/// have no answer. A game alone does not know of kills, but that a tick is taken over when its lock has ended.
+/// Calls that came again without a need: no worker was killed meanwhile, and the first call had an answer. A game
+/// without a worker does not know of kills, but it knows that a tick is taken over only when its lease has ended.
 pub fn forked(record: &Record) -> u64 {
     let mut first = BTreeMap::<_, &Call>::new();
     let mut forked = 0;
@@ -152,7 +152,7 @@ struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// In no second are many more ticks due than in any other.
+    /// Rule: no second has many more due ticks than the others.
     fn flat(&mut self) {
         let Record { from, to, .. } = *self.record;
         let seconds = to.since(from + LATE).as_secs() as usize;
@@ -160,13 +160,13 @@ impl<'a> Judge<'a> {
         let mut due = vec![0_u64; seconds];
         let mut came = due.clone();
         let mut seen = BTreeSet::new();
-        // What was due before the beginning is of no second.
+        // A tick that was due before the beginning belongs to no second.
         let place = |time: Time| if time < from { usize::MAX } else { time.since(from).as_secs() as usize };
         for call in self.record.calls.iter().filter(|call| call.mission.is_some()) {
             if let Some(count) = came.get_mut(place(call.began)) {
                 *count += 1;
             }
-            // A tick is due once, however often it is tried.
+            // A retried tick was due once.
             if seen.insert(call.run)
                 && let Some(count) = due.get_mut(place(call.nominal))
             {
@@ -180,7 +180,7 @@ impl<'a> Judge<'a> {
         self.figures.due_per_second = due.iter().sum::<u64>().checked_div(seconds as u64).unwrap_or_default();
         self.figures.busiest_due_percent = percent(&due);
         self.figures.busiest_came_percent = percent(&came);
-        // A few ticks per second, over hours, have busy seconds by chance.
+        // With a few ticks per second, over hours, some seconds are busy by chance.
         if self.figures.busiest_due_percent > FLAT && self.record.shown != Shown::Alone {
             let (second, most) = due.iter().enumerate().max_by_key(|(_, count)| **count).unwrap_or((0, &0));
             self.said.push(format!(
@@ -190,7 +190,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// No channel has more than one message in a second, from missions and flushes together.
+    /// Rule: no channel has more than one message in a second, from missions and flushes together.
     fn channels(&mut self) {
         let started = self.closest("had two messages", |call| call.started, ROUNDING);
         let came = self.closest("got two messages", |call| call.began, WAY);
@@ -199,7 +199,8 @@ impl<'a> Judge<'a> {
         self.figures.closest_came_ms = came.as_millis() as u64;
     }
 
-    /// The shortest time between two messages of a channel; says which are closer than they may be by more than `less`.
+    /// The shortest time between two messages of a channel; reports the ones that are closer than allowed by more than
+    /// `less`.
     fn closest(&mut self, had: &str, time: impl Fn(&Call) -> Time, less: Duration) -> Duration {
         let mut channels = BTreeMap::<&str, Vec<Time>>::new();
         for call in &self.record.calls {
@@ -220,7 +221,7 @@ impl<'a> Judge<'a> {
         closest.unwrap_or_default()
     }
 
-    /// Every tick is resolved, and always to the same result.
+    /// Rule: every tick is resolved, and always to the same result.
     fn ticks(&mut self) {
         let of_mission = |mission: &'a String| {
             let calls = self.record.calls.iter();
@@ -240,7 +241,7 @@ impl<'a> Judge<'a> {
                 let results: Vec<&str> = results.iter().copied().collect();
                 self.said.push(format!("Tick {} of {mission} was resolved to {}.", run.1, results.join(" and to ")));
             }
-            // A game that is alone does not know what was before the first tick that came, nor all of that one.
+            // A game without a worker does not know the time before the first tick of its record, nor all of that tick.
             let first = results.keys().find(|run| run.0 == last.0).map_or(last.1, |run| run.1);
             let from = if self.record.shown == Shown::Alone { first + 1 } else { 1 };
             for tick in from..last.1 {
@@ -253,7 +254,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// A mission has one tick after the other until it is over. That of a worker elsewhere may have been paused.
+    /// Rule: a mission has one tick after the other until it is over. A mission of another worker may have been paused.
     fn goes_on(&mut self, mission: &str, calls: impl Iterator<Item = &'a Call>) {
         let Record { from, to, shown, .. } = *self.record;
         let calls: Vec<&Call> = calls.collect();
@@ -273,7 +274,7 @@ impl<'a> Judge<'a> {
         });
     }
 
-    /// A mission that was told that it is over has no further tick.
+    /// Rule: a mission that is over has no further tick.
     fn ends(&mut self) {
         let mut over = BTreeMap::<(&str, i64), i64>::new();
         for call in &self.record.calls {
@@ -397,7 +398,7 @@ mod tests {
         };
         assert_eq!(flush(1_000, 1_000), [""; 0]);
         assert_eq!(flush(960, 960), ["channel-1 had two messages within 960ms; it takes one in 1s."]);
-        // A burst that says it was none.
+        // A burst whose deadlines deny it.
         assert_eq!(flush(1_000, 500), [""; 0], "the first was on its way for longer");
         assert_eq!(flush(1_000, 499), ["channel-1 got two messages within 499ms; it takes one in 1s."]);
     }
@@ -456,7 +457,7 @@ mod tests {
         assert_eq!(none(Shown::Alone), [""; 0], "no worker is known");
     }
 
-    /// Of days, the record has the end; and a few ticks per second are many in some second.
+    /// A record of days has only the end; and with a few ticks per second some second has many.
     #[test]
     fn a_game_that_is_alone_judges_what_it_has_seen() {
         let alone = |change: &dyn Fn(&mut Record)| {
@@ -495,7 +496,7 @@ mod tests {
             again(record, 9_998);
         };
         assert_eq!(forks(&unanswered), 0, "one without an answer is tried again");
-        // A game that is alone has not seen the kill: a lock of half a minute, three seconds, must have ended.
+        // A game without a worker has not seen the kill: a lease of half a minute, here three seconds, must have ended.
         let after = |millis: u64| {
             forks(&|record: &mut Record| {
                 record.shown = Shown::Alone;

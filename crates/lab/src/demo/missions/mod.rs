@@ -1,4 +1,4 @@
-//! A game's missions, each with a tick every minute or so, which here is six seconds, and a worker that is killed.
+//! A game's missions, each with a tick every minute or so, which is six seconds here, and a worker that is killed.
 
 mod game;
 pub mod judge;
@@ -23,21 +23,21 @@ use super::stage::{Judged, Language, Shown, Stage, System};
 use game::Game;
 use judge::{Record, forked, judge};
 
-/// Times are so much shorter: a minute is six seconds.
+/// The factor by which times are shorter: a minute is six seconds.
 const BY: u32 = 10;
 const MINUTE: Duration = Duration::from_secs(60);
-/// A call takes real time, however short the others are, so no run has less than this.
+/// The shortest timeout of a run: a call takes real time, however short the other times are.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The lock on a tick is ten times as short, too. Its holder renews it, also on a busy machine.
+/// The lease on a tick is ten times as short, too. Its holder renews it, also on a busy machine.
 const LEASE: &str = "3s";
 /// When a worker is killed, as a share of the demo.
 const KILLED: f64 = 0.4;
-/// Of so many missions, one is over before the others.
+/// Of this many missions, one is over before the others.
 const SHORT: usize = 30;
-/// How long after the end what was due before may still come.
+/// How long after the end the last ticks may still come.
 const SETTLE: Duration = Duration::from_secs(10);
 
-/// The system.
+/// The game and the record of the demo.
 #[derive(Default)]
 pub struct Missions {
     alone: bool,
@@ -52,11 +52,11 @@ impl Missions {
         Self::default()
     }
 
-    /// The record, and how many calls before it are not kept any more.
+    /// The record, and how many earlier calls are not kept any more.
     fn record(&self, stage: &Stage) -> (Record, u64) {
         let (calls, left_out) = self.game.as_ref().map(|game| game.calls()).unwrap_or_default();
         let shown = stage.shown();
-        // A worker elsewhere may have missions that had ended before, or a roster of its own.
+        // The upstream's worker may have missions that had ended before, or a roster of its own.
         let missions: BTreeSet<String> = match shown {
             Shown::Alone => calls.iter().filter_map(|call| call.mission.clone()).collect(),
             Shown::Whole | Shown::Ended => self.missions.iter().cloned().collect(),
@@ -141,7 +141,7 @@ impl System for Missions {
         let killed = stage.kill().await?;
         *self.killed.lock() = killed;
         stage.at(1.0).await;
-        // On a busy machine the last ticks may be late; what never comes is waited for in vain.
+        // On a busy machine the last ticks may be late; a bounded wait is enough for them.
         let by = Instant::now() + SETTLE;
         let settled = || {
             let (violations, figures) = judge(&self.record(stage).0);

@@ -1,4 +1,4 @@
-//! The exchanges: they answer every command, hang twice, and write down what came in.
+//! The exchanges: they answer every command, hang twice, and record every call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,24 +16,24 @@ use tokio::time::sleep;
 use super::judge::Call;
 use crate::demo::newest::{Newest, repeated};
 
-/// The calls that nobody answers, of which command: one that is gated, and one that is not.
+/// The calls that hang, by command and number: one of a gated command, and one of another.
 const HANGS: [(&str, usize); 2] = [("create-positions", 10), ("sync-orders", 20)];
 const SYMBOLS: [&str; 6] = ["BTCUSDT", "ETHUSDT", "SOLUSDT", "XRPUSDT", "ADAUSDT", "LINKUSDT"];
 
 pub struct Exchanges {
     clock: Clock,
     entropy: Entropy,
-    seen: Mutex<Seen>,
+    seen: Mutex<Log>,
 }
 
-struct Seen {
+struct Log {
     calls: Newest<Call>,
-    /// Calls of the commands that hang, those that are not kept any more among them.
+    /// How many calls the commands that hang have had, including those that are not kept any more.
     begun: [usize; HANGS.len()],
 }
 
-impl Seen {
-    /// Counts a call; answers whether it is one that hangs.
+impl Log {
+    /// Counts a call; answers whether it hangs.
     fn hangs(&mut self, command: &str) -> bool {
         let Some(place) = HANGS.iter().position(|(hangs, _)| *hangs == command) else { return false };
         self.begun[place] += 1;
@@ -41,7 +41,7 @@ impl Seen {
     }
 }
 
-/// Which run the handler says that it is for.
+/// The run, as the handler names it.
 #[derive(Deserialize)]
 struct Run {
     #[serde(default)]
@@ -53,10 +53,10 @@ struct Run {
 }
 
 impl Exchanges {
-    /// They keep the record of so many calls; with `None`, of all.
+    /// The record keeps `most` calls; with `None`, all.
     pub fn new(connections: &Connections, most: Option<usize>) -> Arc<Self> {
         let Connections { clock, entropy, .. } = connections.clone();
-        let seen = Seen { calls: Newest::new(most), begun: [0; HANGS.len()] };
+        let seen = Log { calls: Newest::new(most), begun: [0; HANGS.len()] };
         Arc::new(Self { clock, entropy, seen: Mutex::new(seen) })
     }
 
@@ -64,27 +64,27 @@ impl Exchanges {
         Router::new().route("/{command}/{key}", post(answer)).with_state(self)
     }
 
-    /// Calls of the table's commands; those for single symbols are the batches' members.
+    /// Calls of the table's commands; calls for single symbols belong to the members of batches.
     pub fn calls(&self) -> Vec<Call> {
         self.seen().calls.iter().filter(|call| call.command != "refresh-symbol").cloned().collect()
     }
 
-    /// How often an occurrence was called again.
+    /// How many times a tick was called again.
     pub fn forked(&self) -> u64 {
         repeated(self.seen().calls.iter().map(|call| call.run))
     }
 
-    /// How many calls are not kept any more, and when the oldest of the others came in.
+    /// How many calls are not kept any more, and when the oldest kept one came.
     pub fn left_out(&self) -> (u64, Option<Time>) {
         let seen = self.seen();
         (seen.calls.left_out(), seen.calls.iter().next().map(|call| call.began))
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
+    fn seen(&self) -> MutexGuard<'_, Log> {
         self.seen.lock()
     }
 
-    /// Writes down that a call has begun; answers with its ticket, and whether it is one that hangs.
+    /// Records that a call has begun; answers its ticket, and whether it hangs.
     fn begins(&self, command: &str, key: &str, run: &Run) -> (u64, bool) {
         let mut seen = self.seen();
         let ticket = seen.calls.push(Call {
@@ -101,7 +101,7 @@ impl Exchanges {
     }
 }
 
-/// A call in progress: it ends when this is dropped, answered or not.
+/// A call that runs: it ends when this is dropped, answered or not.
 struct Running {
     exchanges: Arc<Exchanges>,
     ticket: u64,

@@ -1,6 +1,6 @@
-//! The bot's table of 15 commands, and what the exchanges' record says of who kept to it (pure).
+//! The bot's table of 15 commands, and the judgement of the exchanges' record by it (pure).
 //!
-//! The table stands here once more, on purpose: what judges the configuration does not read it.
+//! The table is repeated here on purpose: the judge of a configuration must not read that configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,21 +9,21 @@ use roundelay_model::clock::{Time, short_duration};
 use roundelay_model::schedule::Pace;
 use serde::Serialize;
 
-/// What the wall clock shows when the table's night begins, in minutes after midnight: 23:58.
+/// The wall clock at the beginning of the table's night, in minutes after midnight: 23:58.
 pub const BEGINS: u64 = 23 * 60 + 58;
-/// How long the night is, in minutes: until 04:08. Each of the 15 commands fires in it.
+/// The length of the night in minutes: until 04:08. Each of the 15 commands is due in it.
 pub const NIGHT: u64 = 250;
 /// How long after the end of a stuck run, and two of its intervals, the command has to be called again. On a busy
-/// machine a run is late by seconds; one that is blocked is late for ever.
+/// machine a run is late by seconds; a blocked one never comes.
 const UNSTUCK: Duration = Duration::from_secs(5);
-/// Times are whole milliseconds, and two programs read them.
+/// The tolerance for times, which are whole milliseconds and come from two programs.
 const ROUNDING: Duration = Duration::from_millis(5);
-/// By how much a busy machine may call late, and be told late of a call's end.
+/// By how much a busy machine may delay a call, and the report of a call's end.
 const BUSY: Duration = Duration::from_secs(5);
-/// Of so many times, one may go by for a reason that the exchanges cannot see: on a busy machine a run may be over
-/// before its call gets to them.
+/// Of this many runs, one may be missing for a reason that the exchanges cannot see: on a busy machine a run may be
+/// over before its call arrives.
 const UNSEEN: usize = 20;
-/// In a shorter night, `create-positions` has hardly cooled down before it is due again: all that an operator asks for
+/// In a shorter night, the cooldown of `create-positions` is hardly over before its next run is due: all runs by hand
 /// may be refused.
 const LONG: Duration = Duration::from_secs(15);
 
@@ -31,10 +31,9 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// A line of the table.
 pub struct Command {
-    /// Its name.
     pub name: &'static str,
     cadence: Cadence,
-    /// From the end of a run to the next start, at least, in minutes; `None` when it is not gated.
+    /// The shortest time from the end of a run to the next start, in minutes; `None` when the command is not gated.
     cooldown: Option<u32>,
 }
 
@@ -81,25 +80,25 @@ pub const TABLE: [Command; 15] = [
     line("archive-steps", Cadence::Daily { hour: 4, minute: 0 }, Some(60)),
 ];
 
-/// The night, and the part of it that the chains were there for.
+/// The night, and the part of it in which the chains existed.
 #[derive(Clone, Copy, Debug)]
 pub struct Night {
-    /// How the wall clock of the table runs.
+    /// The pace of the table's wall clock.
     pub pace: Pace,
     /// When all chains had begun.
     pub from: Time,
-    /// When it was over.
+    /// When the night was over.
     pub to: Time,
 }
 
 impl Night {
-    /// When a command is to run: at all times of the night, also those before its chain had begun.
+    /// The planned times of a command: all of the night, also those before its chain had begun.
     fn occurrences(&self, command: &Command) -> Vec<Time> {
         let minutes = (0..=NIGHT).filter(|minute| command.cadence.fires((BEGINS + minute) % (24 * 60)));
         minutes.map(|minute| self.pace.time_of(self.pace.shown + MINUTE * minute as u32)).collect()
     }
 
-    /// What the wall clock shows.
+    /// The wall clock's time.
     fn wall(&self, time: Time) -> String {
         let minutes = self.pace.shows(time).since(self.pace.shown).as_secs() / 60 + BEGINS;
         format!("{:02}:{:02}", minutes / 60 % 24, minutes % 60)
@@ -110,48 +109,48 @@ impl Night {
     }
 }
 
-/// A call, as the exchanges have seen it.
+/// A call, as the exchanges have recorded it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// The command.
     pub command: String,
-    /// For which entity.
+    /// The key of the entity.
     pub key: String,
-    /// Which incarnation of the chain, and which occurrence of that, the handler said it was for.
+    /// The epoch of the chain, and the tick, as the handler named them.
     pub run: (i64, i64),
-    /// When it was meant to start.
+    /// The nominal start of the run.
     pub nominal: Time,
-    /// When it has to be over.
+    /// The deadline of the run.
     pub deadline: Time,
-    /// When it came in.
+    /// When the call came.
     pub began: Time,
-    /// When it was answered, or the caller went away.
+    /// When the call was answered, or the caller disconnected.
     pub ended: Option<Time>,
-    /// Whether it was answered.
+    /// Whether the call was answered.
     pub answered: bool,
 }
 
 impl Call {
-    /// When the run was over: one that nobody answered at its deadline at the latest.
+    /// When the run was over: a run without an answer at its deadline at the latest.
     fn over(&self) -> Option<Time> {
         self.ended.map(|ended| if self.answered { ended } else { ended.min(self.deadline) })
     }
 }
 
-/// An attempt, as the ledger keeps it: the audit.
+/// An attempt in the ledger's history, which is the audit here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Which incarnation of the chain, and which occurrence.
+    /// The epoch of the chain, and the tick.
     pub run: (i64, i64),
-    /// When it was due.
+    /// When the attempt was due.
     pub due: Time,
-    /// When it ended.
+    /// When the attempt ended.
     pub finished: Option<Time>,
-    /// How it ended.
+    /// How the attempt ended.
     pub verdict: Option<String>,
-    /// Why, unless it worked.
+    /// Why, unless the attempt worked.
     pub reason: Option<String>,
-    /// Occurrences after it that were left out, because it still ran or nothing could start.
+    /// Ticks after it that were left out, because it still ran or nothing could start.
     pub left_out: u32,
 }
 
@@ -160,45 +159,45 @@ pub struct Entry {
 pub struct Manual {
     /// The command.
     pub command: String,
-    /// For which entity.
+    /// The key of the entity.
     pub key: String,
-    /// Why not, if it was refused.
+    /// Why the run was refused; `None` if it was accepted.
     pub refused: Option<String>,
 }
 
-/// All that is known in the end.
+/// The input of the judge.
 #[derive(Debug)]
 pub struct Record {
-    /// By the exchanges.
+    /// The calls, by the exchanges.
     pub calls: Vec<Call>,
-    /// By the ledger.
+    /// The attempts, by the ledger.
     pub audit: Vec<Entry>,
-    /// The incarnations of the chains, by the ledger: command, key and number.
+    /// The epochs of the chains, by the ledger: command, key and epoch.
     pub rotations: Vec<(String, String, i64)>,
-    /// By those who asked.
+    /// The runs by hand, by the operators.
     pub manual: Vec<Manual>,
 }
 
-/// What comes of it, in numbers.
+/// The figures of a demo.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Figures {
-    /// Occurrences of the table, by command.
+    /// Planned runs of the table, by command.
     pub expected: BTreeMap<String, usize>,
-    /// Of these, calls that came.
+    /// Planned runs with a call, by command.
     pub called: BTreeMap<String, usize>,
-    /// Of the others, those of which the audit says why.
+    /// Planned runs without a call for which the audit has a reason, by command.
     pub skipped: BTreeMap<String, usize>,
-    /// The audit's reasons, and how often each.
+    /// The audit's reasons, and the number of each.
     pub reasons: BTreeMap<String, usize>,
-    /// Runs that were asked for and accepted.
+    /// Runs by hand that were accepted.
     pub manual: usize,
-    /// Runs that were asked for and refused.
+    /// Runs by hand that were refused.
     pub refused: usize,
     /// Runs that got stuck.
     pub stuck: usize,
 }
 
-/// What was broken, in sentences, and the figures.
+/// The rules that were broken, in sentences, and the figures.
 pub fn judge(night: &Night, record: &Record) -> (Vec<String>, Figures) {
     let mut judge = Judge { night, record, said: Vec::new(), figures: Figures::default() };
     let mut extra = Vec::new();
@@ -218,7 +217,7 @@ pub fn judge(night: &Night, record: &Record) -> (Vec<String>, Figures) {
     (judge.said, judge.figures)
 }
 
-/// What the exchanges' record shows by itself, where no ledger is known: cooldowns kept, and stuck runs.
+/// The rules that the exchanges' record shows alone, if no ledger is known: cooldowns kept, and stuck runs.
 pub fn judge_calls(night: &Night, record: &Record) -> (Vec<String>, Figures) {
     let mut judge = Judge { night, record, said: Vec::new(), figures: Figures::default() };
     judge.gates();
@@ -237,7 +236,8 @@ struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// Each occurrence is called once, or the audit says why not and the exchanges have seen it. Returns the calls that the table does not ask for.
+    /// Rule: each planned run is called once, or the audit says why not and the exchanges' record agrees. Returns the
+    /// calls that the table does not ask for.
     fn rotation(&mut self, line: &Command, key: &str, epoch: i64) -> Vec<&'a Call> {
         let (night, record) = (self.night, self.record);
         let named = |call: &&Call| call.command == line.name && call.key == key;
@@ -283,8 +283,8 @@ impl<'a> Judge<'a> {
         extra
     }
 
-    /// What the audit says is believed where the exchanges' own record shows it: a cooldown that is longer than the
-    /// table's would be a reason, too.
+    /// A reason of the audit counts only if the exchanges' own record shows it: a cooldown longer than the table's
+    /// would give a reason, too.
     fn unseen(&mut self, line: &Command, (key, epoch): (&str, i64), missing: &[Time], of: usize) {
         let mut blocked = self.blocked(line, key);
         let cooldown = self.night.scaled(MINUTE * line.cooldown.unwrap_or_default());
@@ -302,9 +302,9 @@ impl<'a> Judge<'a> {
         ));
     }
 
-    /// When runs took place, by the audit, that failed before their call came to an exchange, while another call was stuck
-    /// there: PHP's server gives a process two requests at times, and the second waits until the first is over. That no
-    /// exchange has seen them is not the table's fault; that one was stuck, the exchanges have seen.
+    /// Times of runs, by the audit, that failed before their call reached an exchange, while another call was stuck
+    /// there: PHP's server sometimes gives two requests to a process, and the second waits until the first is over. A
+    /// call that no exchange has seen is then not the table's fault; the exchanges have seen the stuck one.
     fn behind_a_stuck_one(&self, of: impl Fn(&Entry) -> bool) -> Vec<(Time, Time)> {
         let called: BTreeSet<(i64, i64)> = self.record.calls.iter().map(|call| call.run).collect();
         let stuck = self.record.calls.iter().filter(|call| !call.answered);
@@ -317,8 +317,8 @@ impl<'a> Judge<'a> {
             .collect()
     }
 
-    /// When a command could not start, by its calls: from the time that a call was meant for, which a busy machine
-    /// makes late, to its end, of which a busy machine is told late; and within the table's cooldown after that.
+    /// Times in which a command could not start, by its calls: from the nominal start of a call, which a busy machine
+    /// makes late, to its end, of which a busy machine hears late; and within the table's cooldown after that.
     fn blocked(&self, line: &Command, key: &str) -> Vec<(Time, Time)> {
         let told = |entry: &Entry| Some((entry.run, entry.finished?));
         let told: BTreeMap<(i64, i64), Time> = self.record.audit.iter().filter_map(told).collect();
@@ -333,7 +333,7 @@ impl<'a> Judge<'a> {
         calls.map(blocks).collect()
     }
 
-    /// What the table does not ask for, operators did: each once.
+    /// Rule: operators asked for every call that the table does not ask for, each once.
     fn manual(&mut self, extra: &[&Call]) {
         let runs: BTreeSet<_> = extra.iter().map(|call| (&call.command, &call.key, call.run)).collect();
         for (command, key, run) in &runs {
@@ -376,8 +376,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// How many accepted runs found, when their turn came, that a run of the table had just ended: their cooldown refuses
-    /// them then, as the audit says.
+    /// How many accepted runs by hand found, at their start, that a run of the table had just ended: the cooldown
+    /// refuses them then, as the audit says.
     fn refused_at_its_start(&self, table: &BTreeSet<i64>) -> usize {
         let refused = |entry: &&Entry| {
             let cooldown = entry.reason.as_deref().is_some_and(|reason| reason.starts_with("cooldown"));
@@ -386,7 +386,7 @@ impl<'a> Judge<'a> {
         self.record.audit.iter().filter(refused).count()
     }
 
-    /// A gated command is not called while it runs, nor within its cooldown of the end of any run.
+    /// Rule: a gated command is not called while it runs, nor within its cooldown after the end of any run.
     fn gates(&mut self) {
         for line in TABLE.iter().filter(|line| line.cooldown.is_some()) {
             let cooldown = self.night.scaled(MINUTE * line.cooldown.unwrap_or_default());
@@ -418,7 +418,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// A run that got stuck blocks neither its command for ever nor any other at all.
+    /// Rule: a stuck run blocks neither its command for ever nor any other command.
     fn stuck(&mut self) {
         for call in self.record.calls.iter().filter(|call| !call.answered && call.ended.is_some()) {
             self.figures.stuck += 1;
@@ -444,7 +444,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Calls are in the audit, and what the audit calls done was called.
+    /// Rule: calls are in the audit, and every run that the audit says is done was called.
     fn audit(&mut self) {
         let audited: BTreeSet<(i64, i64)> = self.record.audit.iter().map(|entry| entry.run).collect();
         let called: BTreeSet<(i64, i64)> = self.record.calls.iter().map(|call| call.run).collect();
@@ -458,7 +458,7 @@ impl<'a> Judge<'a> {
                 self.night.wall(first.began)
             ));
         }
-        // The ledger's own chores, and the jobs of batches, are in the audit and not in the table.
+        // The audit also has the ledger's own chores, and the jobs of batches, which are not in the table.
         let table: BTreeSet<i64> = self.record.rotations.iter().map(|(.., epoch)| *epoch).collect();
         let done = |entry: &&Entry| entry.verdict.as_deref() == Some("done") && table.contains(&entry.run.0);
         let invented = self.record.audit.iter().filter(done).filter(|entry| !called.contains(&entry.run)).count();
@@ -468,7 +468,7 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// A reason without its numbers, so that the same reasons are one.
+/// A reason without its numbers, so that equal reasons are counted together.
 fn without_numbers(reason: &str) -> String {
     let words =
         reason.split_whitespace().map(|word| if word.starts_with(|c: char| c.is_ascii_digit()) { "…" } else { word });
@@ -501,7 +501,7 @@ mod tests {
         Duration::from_millis(n)
     }
 
-    /// A night on which everything went by the table: each run takes 20 ms, and starts 5 ms late.
+    /// A night in which everything followed the table: each run takes 20 ms, and starts 5 ms late.
     fn perfect() -> Record {
         let mut record = Record { calls: Vec::new(), audit: Vec::new(), rotations: Vec::new(), manual: Vec::new() };
         for (epoch, line) in (1..).zip(&TABLE) {
@@ -577,7 +577,7 @@ mod tests {
         assert_eq!(no_chain, ["archive-steps has no chain, so it was never called."]);
     }
 
-    /// Of a call that is removed, the audit says this, and that it was skipped.
+    /// Removes a call; the audit says that its run was skipped, with this reason.
     fn skip(record: &mut Record, n: usize, reason: &str) {
         let run = record.calls.remove(n).run;
         let entry = record.audit.iter_mut().find(|entry| entry.run == run).unwrap();
@@ -604,7 +604,7 @@ mod tests {
         assert_eq!(left_out, [""; 0]);
     }
 
-    /// What an hourly command could not do is visible in its calls, or it is said.
+    /// If an hourly command could not start, its calls show why, or the judge reports it.
     #[test]
     fn what_the_audit_explains_has_to_be_seen() {
         // 00:30 and 01:30 are minutes 32 and 92; the cooldown is ten minutes.
@@ -634,7 +634,7 @@ mod tests {
         }
     }
 
-    /// A run that fails before it comes to an exchange is believed while a call is stuck there, and not otherwise.
+    /// A run that fails before it reaches an exchange is excused only while a call is stuck there.
     #[test]
     fn a_run_behind_a_stuck_call_is_the_servers_fault() {
         let night = |stuck: bool| {
@@ -669,7 +669,7 @@ mod tests {
 
     #[test]
     fn a_late_call_and_a_late_word_of_its_end_are_the_machines_fault() {
-        // The call for 00:00 is made at 00:07, and its end is known to the engine at 00:16 only.
+        // The call for 00:00 comes at 00:07, and the engine hears of its end at 00:16 only.
         let late = violations(|record| {
             let n = positions(record, 0);
             let call = &mut record.calls[n];
@@ -688,7 +688,7 @@ mod tests {
     #[test]
     fn a_cooldown_that_is_too_long() {
         let said = violations(|record| {
-            // Each fourth is called, as with a cooldown of ten minutes.
+            // Every fourth is called, as with a cooldown of ten minutes.
             for n in 0..62 {
                 let n = positions(record, 1 + n / 3);
                 skip(record, n, "cooldown: the last run ended 340ms ago, and 1200ms must go by");

@@ -1,4 +1,4 @@
-//! A trading bot's night, from 23:58 to 04:08, in half a minute: 15 commands by the clock on the wall.
+//! A trading bot's night, from 23:58 to 04:08, in half a minute: 15 commands by the wall clock.
 
 mod exchanges;
 pub mod judge;
@@ -26,11 +26,11 @@ use judge::{Entry, Manual, NIGHT, Night, Record, judge, judge_calls};
 
 /// 23:58 in Berlin, on an ordinary night.
 const SHOWN: &str = "2026-01-05T22:58:00Z";
-/// A call takes real time, however fast the wall clock runs, so no run has less than this.
+/// The shortest timeout of a run: a call takes real time, however fast the wall clock runs.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// The calendar begins to run when chains have begun, for which this is enough, if the machine is not too busy.
+/// The calendar starts when chains have begun. This time is enough for them, if the machine is not too busy.
 const LEAD: Duration = Duration::from_secs(3);
-/// How long after the night's end what was due in it may still come.
+/// How long after the night's end the last runs may still come.
 const SETTLE: Duration = Duration::from_secs(10);
 /// When an operator runs `create-positions`, in minutes of the night: 00:32:10, two minutes and something after its last
 /// time and less than one before its next, and half an hour later again, and so on.
@@ -38,10 +38,10 @@ const BY_HAND: [f64; 6] = [34.17, 64.17, 94.17, 124.17, 154.17, 184.17];
 const POSITIONS: &str = "create-positions";
 const ATTEMPTS: u32 = 1_000;
 
-/// The system.
+/// The exchanges and the record of the demo.
 pub struct Trading {
     speed: NonZeroU32,
-    /// Calls of which a record is kept; with `None`, all.
+    /// How many calls the record keeps; with `None`, all.
     most: Option<usize>,
     exchanges: Option<Arc<Exchanges>>,
     pace: Option<Pace>,
@@ -63,7 +63,7 @@ impl Trading {
         Ok(Night { pace, from: stage.from.max(pace.origin), to: if stage.is_ended() { stage.from } else { end } })
     }
 
-    /// An operator runs a command, and tries again at once, when that one runs or has just run.
+    /// An operator runs a command, and retries at once if the command runs or has just run.
     async fn by_hand(&self, stage: &Stage) -> Result<(), StartError> {
         let mut enroller = Enroller::new(&stage.config, stage.connections.clone(), POSITIONS, None, true)?;
         for _ in 0..2 {
@@ -156,7 +156,7 @@ impl System for Trading {
             }
         }
         stage.until(night.to).await;
-        // On a busy machine the last of the night may be late; what never comes is waited for in vain.
+        // On a busy machine the last runs of the night may be late; a bounded wait is enough for them.
         let by = Instant::now() + SETTLE;
         while Instant::now() < by && !judge(&night, &self.record(stage).await?).0.is_empty() {
             sleep(Duration::from_millis(500)).await;

@@ -1,4 +1,4 @@
-//! The upstream's own record of every entity's calls, and what it makes of them.
+//! The upstream's own record of every entity's calls, and its verdict.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 /// How many offences are kept with their names; all are counted.
 const NAMED: usize = 20;
-/// Records are spread over this many locks.
+/// How many locks the records are spread over.
 const SHARDS: usize = 64;
 
 /// Which occurrence of a chain a call is for.
@@ -22,16 +22,16 @@ pub struct Occurrence {
     pub tick: i64,
 }
 
-/// What the calls so far say about the engine that made them.
+/// The verdict of the calls so far on the engine that made them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// All calls, those that were turned away included.
+    /// All calls, including those that were refused.
     pub calls: u64,
-    /// Entities that were called at all.
+    /// Entities with a call.
     pub entities: usize,
-    /// Calls in progress.
+    /// Calls that run.
     pub running: u64,
-    /// Calls that began while another for the same entity was in progress.
+    /// Calls that began while another for the same entity ran.
     pub overlaps: u64,
     /// Calls for an occurrence that already had its final answer.
     pub repeats: u64,
@@ -40,22 +40,22 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Calls that should never have been made: an entity twice at once, or an occurrence anew.
+    /// Calls that are never allowed: two of an entity at once, or one for a finished occurrence.
     pub fn forked(&self) -> u64 {
         self.overlaps + self.repeats
     }
 }
 
-/// A call that should never have been made.
+/// A call that is never allowed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Offence {
-    /// Which handler.
+    /// The kind, which names the handler.
     pub kind: String,
-    /// Which entity.
+    /// The key of the entity.
     pub key: String,
-    /// Which occurrence, if it was a chain's.
+    /// The occurrence, if the call was a chain's.
     pub chain: Option<Occurrence>,
-    /// Another call for the entity was in progress.
+    /// Another call for the entity ran.
     pub overlap: bool,
     /// The occurrence, or a later one, already had its final answer.
     pub repeat: bool,
@@ -63,8 +63,8 @@ pub struct Offence {
 
 #[derive(Debug)]
 pub struct Judge {
-    // An entity is known by a hash of 64 bits: a million of them collide with a chance of one in
-    // thirty million, and then a fork would be reported that is none.
+    // An entity is stored as a hash of 64 bits: in a million of them, two are equal with a chance of one in thirty
+    // million, and then the judge would report a fork that did not happen.
     hasher: RandomState,
     shards: Vec<Mutex<Shard>>,
     offences: Mutex<Vec<Offence>>,
@@ -80,10 +80,10 @@ struct Shard {
     repeats: u64,
 }
 
-/// 40 bytes, of which a million are affordable.
+/// 40 bytes, so that a million records fit into memory.
 #[derive(Debug, Default)]
 struct Record {
-    /// The latest occurrence with a final answer. They never go back, so that one is enough.
+    /// The latest occurrence with a final answer. Occurrences never go back, so that one is enough.
     finished: Option<Occurrence>,
     calls: u32,
     running: u32,
@@ -91,7 +91,7 @@ struct Record {
     last_start: u32,
 }
 
-/// A call in progress; it ends when this is dropped, answered or not.
+/// A call that runs; it ends when this is dropped, answered or not.
 #[derive(Debug)]
 pub struct Running<'a> {
     judge: &'a Judge,
@@ -111,7 +111,7 @@ impl Default for Judge {
 }
 
 impl Judge {
-    /// A call begins.
+    /// Records the start of a call.
     pub fn begins(&self, kind: &str, key: &str, chain: Option<Occurrence>) -> Running<'_> {
         let entity = self.entity(kind, key);
         let (overlap, repeat) = {
@@ -150,7 +150,7 @@ impl Judge {
         verdict
     }
 
-    /// How often an entity has been called, and how long ago last.
+    /// How many times an entity has been called, and how long ago last.
     pub fn calls(&self, kind: &str, key: &str) -> Option<(u32, Duration)> {
         let entity = self.entity(kind, key);
         let shard = self.shard(entity);
@@ -166,14 +166,14 @@ impl Judge {
         locked(&self.shards[entity as usize % SHARDS])
     }
 
-    /// Fits for seven weeks.
+    /// Enough for seven weeks.
     fn millis(&self) -> u32 {
         u32::try_from(self.started.elapsed().as_millis()).unwrap_or(u32::MAX)
     }
 }
 
 impl Running<'_> {
-    /// The call gets its final answer.
+    /// Records that the call gets its final answer.
     pub fn finished(&self) {
         let mut shard = self.judge.shard(self.entity);
         if let Some(record) = shard.records.get_mut(&self.entity) {

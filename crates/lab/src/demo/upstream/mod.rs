@@ -38,7 +38,7 @@ pub use self::platform::{PlatformSettings, PlatformStats};
 /// How an [`Upstream`] behaves.
 #[derive(Clone, Debug)]
 pub struct UpstreamSettings {
-    /// Its platforms by name: the first segment of the path.
+    /// The platforms by name: the first segment of the path.
     pub platforms: BTreeMap<String, PlatformSettings>,
     /// How long a call that passes the rate limit takes, uniformly.
     pub latency: RangeInclusive<Duration>,
@@ -68,16 +68,16 @@ pub struct Upstream {
     server: JoinHandle<io::Result<()>>,
 }
 
-/// What an [`Upstream`] has seen so far.
+/// The record of an [`Upstream`] so far.
 #[derive(Clone, Debug, Serialize)]
 pub struct UpstreamStats {
-    /// How long it has been up.
+    /// How long the upstream has been up.
     pub uptime: Duration,
-    /// Its platforms by name.
+    /// The platforms by name.
     pub platforms: BTreeMap<String, PlatformStats>,
-    /// Calls that were no job, or for no platform of these.
+    /// Calls that were not a job, or for an unknown platform.
     pub rejected: u64,
-    /// Its verdict on the engine.
+    /// The upstream's verdict on the engine.
     pub verdict: Verdict,
 }
 
@@ -94,8 +94,8 @@ struct Shared {
 }
 
 impl Upstream {
-    /// Starts on a free port of 127.0.0.1, and answers until `stop` is cancelled; calls in
-    /// progress then are still answered.
+    /// Starts on a free port of 127.0.0.1, and answers until `stop` is cancelled; calls that run then are still
+    /// answered.
     ///
     /// # Errors
     /// When there is no port to listen on.
@@ -120,19 +120,19 @@ impl Upstream {
             .layer(DefaultBodyLimit::max(2 * MAX_BYTES))
             .with_state(Arc::clone(&shared));
         let listener = listener.tap_io(|connection| {
-            // Answers are small: held back for more to come, they would only be late.
+            // Answers are small: without this option the kernel holds them back for more data, and they are only late.
             let _ = connection.set_nodelay(true);
         });
         let server = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
         Ok(Self { url, shared, server: tokio::spawn(server.into_future()) })
     }
 
-    /// Its base URL, with no slash at the end; a job is POSTed to `<url>/<platform>`.
+    /// The base URL, with no slash at the end; a job is POSTed to `<url>/<platform>`.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// What it has seen so far.
+    /// The record so far.
     pub fn stats(&self) -> UpstreamStats {
         let shared = &self.shared;
         UpstreamStats {
@@ -143,22 +143,22 @@ impl Upstream {
         }
     }
 
-    /// How often the entity `key` of `kind` has been called, and how long ago last.
+    /// How many times the entity `key` of `kind` has been called, and how long ago last.
     pub fn calls(&self, kind: &str, key: &str) -> Option<(u32, Duration)> {
         self.shared.judge.calls(kind, key)
     }
 
-    /// Returns when it has stopped, with what it saw in the end.
+    /// Waits until the upstream has stopped, and answers its final record.
     ///
     /// # Errors
-    /// When it stopped because it could not go on.
+    /// When the server has failed.
     pub async fn stopped(mut self) -> io::Result<UpstreamStats> {
         (&mut self.server).await.map_err(io::Error::other)??;
         Ok(self.stats())
     }
 }
 
-/// The part of a job that the upstream looks at.
+/// The part of a job that the upstream reads.
 #[derive(Deserialize)]
 struct Call<'a> {
     #[serde(borrow)]
@@ -205,7 +205,7 @@ impl Shared {
         }
         let package = call.payload.and_then(|package| package.name).unwrap_or(call.key);
         let version = platform.version(&package).filter(|_| !self.is_missing(name, &package));
-        // Both are final: the occurrence is over, and must not come again.
+        // Both are final: the occurrence is over, and must not be called again.
         running.finished();
         match version {
             None => {
@@ -219,7 +219,7 @@ impl Shared {
         }
     }
 
-    /// The same names each time, and on every machine.
+    /// Whether the name is always answered with 404: the same names each time, and on every machine.
     fn is_missing(&self, platform: &str, name: &str) -> bool {
         (seed("missing", platform, name) as f64) < self.missing * u64::MAX as f64
     }

@@ -1,4 +1,4 @@
-//! One platform: what it knows, its rate limit, its counts.
+//! One platform: its packages, its rate limit, its counts.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,23 +11,23 @@ use tokio::time::Instant;
 
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// What a platform knows and allows.
+/// The packages and the limit of a platform.
 #[derive(Clone, Debug, Default)]
 pub struct PlatformSettings {
-    /// Calls that it takes in any one second.
+    /// How many calls the platform allows in any one second.
     pub allow: usize,
     /// Its packages: name → version.
     pub packages: HashMap<Box<str>, Box<str>>,
 }
 
-/// What a platform has seen so far.
+/// The record of a platform so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PlatformStats {
     /// Calls answered with a version.
     pub ok: u64,
     /// Calls answered with 404.
     pub not_found: u64,
-    /// Calls turned away by the rate limit, with 429.
+    /// Calls refused by the rate limit, with 429.
     pub too_many: u64,
     /// Calls answered with 500.
     pub broken: u64,
@@ -47,7 +47,7 @@ pub struct Platform {
     broken: AtomicU64,
 }
 
-/// Exact: it remembers every call of the last second, and so admits `allow` in any window.
+/// An exact window: it remembers every call of the last second, and so admits `allow` in any window.
 #[derive(Debug, Default)]
 struct Window {
     admitted: VecDeque<Instant>,
@@ -84,11 +84,11 @@ impl Platform {
         }
     }
 
-    /// Whether the rate limit lets a call pass; counts it when it does not.
+    /// Whether the rate limit admits a call; counts a refused one.
     pub fn admit(&self) -> bool {
         let admitted = {
             let mut window = self.window.lock();
-            // Read under the lock, or the times in the window would not be in order.
+            // The time is read under the lock, or the times in the window would not be in order.
             window.admit(self.settings.allow, Instant::now())
         };
         if !admitted {

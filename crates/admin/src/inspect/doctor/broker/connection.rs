@@ -1,4 +1,4 @@
-//! How far one gets with the broker, what is agreed on there, and the certificates that were met on the way (pure).
+//! How far a connection to the broker gets, what both sides agree on, and the certificates that were seen (pure).
 
 use roundelay_broker::rabbit::certificates::{Certificate, Soon};
 use roundelay_broker::rabbit::examine::{Negotiated, Place, Reached};
@@ -6,15 +6,20 @@ use roundelay_model::clock::Time;
 use roundelay_model::topology::Topology;
 
 use super::permissions::Needs;
-use crate::inspect::doctor::finding::{Answer, Area, Finding, word};
+use crate::inspect::doctor::finding::{Area, Finding, Gathered, word};
 
 /// Channels of a connection that a worker needs beside one for each queue.
 const OWN_CHANNELS: usize = 16;
-/// Longer heartbeats leave a dead peer unnoticed for so many seconds, twice.
+/// With a longer heartbeat, in seconds, a dead peer stays unnoticed for twice that time.
 const SLOW_HEARTBEAT: u16 = 120;
 
-/// How far one gets with it, and what to do where that is not the whole way.
-pub(super) fn connection(reached: &Answer<Reached>, place: &Place, topology: &Topology, needs: &Needs) -> Vec<Finding> {
+/// How far a connection gets, and what to do if it does not get all the way.
+pub(super) fn connection(
+    reached: &Gathered<Reached>,
+    place: &Place,
+    topology: &Topology,
+    needs: &Needs,
+) -> Vec<Finding> {
     let what = "connection";
     let Place { host, port, vhost, user, encrypted } = place;
     let stops = "no worker starts, and nothing can be enrolled or published; those that run wait until it is back";
@@ -140,7 +145,7 @@ fn negotiated(agreed: &Negotiated, topology: &Topology) -> Vec<Finding> {
     all
 }
 
-/// Certificates that end soon, and those that do not.
+/// Certificates that expire soon, and those that do not.
 pub(super) fn certificates(all: &[Certificate], now: Time) -> Vec<Finding> {
     let finding = |certificate: &Certificate| {
         let Certificate { whose, ends } = certificate;

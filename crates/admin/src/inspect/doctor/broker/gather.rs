@@ -1,4 +1,4 @@
-//! Asks the broker, over AMQP and its management API, each with a limit.
+//! Asks the broker, over AMQP and its management API, each with a time limit.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use roundelay_config::Config;
 use roundelay_model::secret::Secret;
 
 use super::BrokerFacts;
-use crate::inspect::broker::Asked;
-use crate::inspect::doctor::finding::{Answer, limited};
+use crate::inspect::broker::BrokerStatus;
+use crate::inspect::doctor::finding::{Gathered, limited};
 
-/// What is known of RabbitMQ; nothing where the broker is in the worker's process.
+/// The facts about RabbitMQ; nothing if the broker is embedded in the worker's process.
 pub async fn gather(config: &Config, within: Duration) -> Option<BrokerFacts> {
     let BrokerUrl::Amqp(url) = &config.broker.url else { return None };
     let (place, management) = (Place::of(url.expose()), config.broker.management.clone());
@@ -32,23 +32,23 @@ pub async fn gather(config: &Config, within: Duration) -> Option<BrokerFacts> {
         Ok((reached, certificates)) => (Ok(reached), certificates),
         Err(why) => (Err(why), Vec::new()),
     };
-    Some(BrokerFacts { place, reached, certificates, told, topology, asked: asked.unwrap_or_else(Asked::Away) })
+    Some(BrokerFacts { place, reached, certificates, told, topology, asked: asked.unwrap_or_else(BrokerStatus::Away) })
 }
 
-async fn differences(config: Config) -> Answer<Vec<check::Finding>> {
+async fn differences(config: Config) -> Gathered<Vec<check::Finding>> {
     let broker = RabbitBroker::open(&config.broker).await.map_err(|error| error.to_string())?;
     let found = broker.check(&config.topology(), config.broker.management.as_ref().map(Secret::expose)).await;
     broker.close().await;
     found.map_err(|error| error.to_string())
 }
 
-async fn depths(config: Config) -> Asked {
+async fn depths(config: Config) -> BrokerStatus {
     match RabbitBroker::open(&config.broker).await {
         Ok(broker) => {
-            let asked = Asked::ask(&config, &broker).await;
+            let asked = BrokerStatus::ask(&config, &broker).await;
             broker.close().await;
             asked
         }
-        Err(error) => Asked::Away(error.to_string()),
+        Err(error) => BrokerStatus::Away(error.to_string()),
     }
 }

@@ -1,25 +1,25 @@
-//! What the management API tells of the broker: its version, its features and its nodes (pure).
+//! The management API's answer about the broker: its version, its features and its nodes (pure).
 
 use roundelay_broker::rabbit::examine::{Node, Place, Told, Untold, Withheld};
 use roundelay_model::topology::Topology;
 
 use super::permissions::{Needs, permissions};
-use crate::inspect::doctor::finding::{Answer, Area, Finding, size, some, word};
+use crate::inspect::doctor::finding::{Area, Finding, Gathered, size, some, word};
 
-/// A node with less free disk than this above its limit may raise the alarm any day.
+/// A node with less free disk in bytes above its limit may raise the alarm any day.
 const LITTLE_DISK: u64 = 1 << 30;
-/// A node that has used so much of what it may have, in percent, has little left.
+/// A node that has used this share of its limit, in percent, has little left.
 const MUCH: u64 = 90;
-/// Before, quorum queues have no time to live.
+/// The oldest version that works: before it, quorum queues have no time to live.
 const OLDEST: (u32, u32) = (3, 10);
-/// The newest that was tested.
+/// The newest version that was tested.
 const NEWEST: (u32, u32) = (4, 3);
-/// What the rungs need: dead-lettering at least once, and times to live on quorum queues.
+/// The feature flags that rungs need: dead-lettering at least once, and time to live on quorum queues.
 const FEATURES: [&str; 2] = ["quorum_queue", "stream_queue"];
 
-/// What it tells, what this user may do included; or why it tells nothing.
+/// Findings from the answer, including those about this user's permissions; or why there is no answer.
 pub(super) fn management(
-    told: Option<&Answer<Result<Told, Untold>>>,
+    told: Option<&Gathered<Result<Told, Untold>>>,
     place: &Place,
     topology: &Topology,
     needs: &Needs,
@@ -201,7 +201,7 @@ fn resources(node: &Node) -> Vec<Finding> {
             ),
             false => Finding::good(Area::Broker, what, seen),
         });
-        // Quorum queues write all they hold to disk.
+        // Quorum queues write all their messages to disk.
         if limit < LITTLE_DISK / 16 {
             all.push(Finding::warning(
                 Area::Broker,

@@ -1,5 +1,5 @@
-//! The broker: how far one gets with it, what it is, what this user may do there, and whether its exchanges and queues
-//! are as they must be. `gather` asks; the other modules judge what it has been told (pure).
+//! The broker: how far a connection gets, its version, the permissions of this user, and whether its exchanges and
+//! queues are as they must be. `gather` asks; the other modules make findings of the answers (pure).
 
 mod connection;
 mod gather;
@@ -12,34 +12,34 @@ use roundelay_broker::rabbit::check;
 use roundelay_broker::rabbit::examine::{Place, Reached, Told, Untold};
 use roundelay_config::Config;
 
-use crate::inspect::broker::Asked;
+use crate::inspect::broker::BrokerStatus;
 use crate::inspect::doctor::facts::Facts;
-use crate::inspect::doctor::finding::{Answer, Area, Finding};
+use crate::inspect::doctor::finding::{Area, Finding, Gathered};
 use connection::{certificates, connection};
 pub(super) use gather::gather;
 use management::management;
 use permissions::Needs;
 use topology::{declared, leftovers};
 
-/// What is known of RabbitMQ.
+/// Facts about RabbitMQ.
 #[derive(Clone, Debug)]
 pub struct BrokerFacts {
-    /// Where it is, and who we are to it.
-    pub place: Answer<Place>,
-    /// How far one gets.
-    pub reached: Answer<Reached>,
-    /// The certificates that were met on the way.
+    /// The broker's address, and our user there.
+    pub place: Gathered<Place>,
+    /// How far a connection gets.
+    pub reached: Gathered<Reached>,
+    /// The certificates that the connection has seen.
     pub certificates: Vec<Certificate>,
-    /// What the management API tells; nothing where none is configured.
-    pub told: Option<Answer<Result<Told, Untold>>>,
-    /// What differs from the topology, or why that is not known.
-    pub topology: Answer<Vec<check::Finding>>,
-    /// How full queues are.
-    pub asked: Asked,
+    /// The management API's answer; nothing if none is configured.
+    pub told: Option<Gathered<Result<Told, Untold>>>,
+    /// The differences from the topology, or why they are not known.
+    pub topology: Gathered<Vec<check::Finding>>,
+    /// How many messages and consumers queues have.
+    pub asked: BrokerStatus,
 }
 
 /// What is wrong with the broker.
-pub(super) fn judge(facts: &Facts, config: &Config) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
     let Some(broker) = &facts.broker else {
         let words = "embedded: it is in the worker's process, and keeps nothing";
         return vec![Finding::good(Area::Broker, "broker", words)];

@@ -1,4 +1,4 @@
-//! What a worker's user must be allowed, and what it is (pure).
+//! The permissions that a worker's user needs, and those it has (pure).
 
 use std::collections::BTreeSet;
 
@@ -9,11 +9,11 @@ use roundelay_model::topology::Topology;
 
 use crate::inspect::doctor::finding::{Area, Finding, some, word};
 
-/// What a worker's user must be allowed.
+/// The permissions that a worker's user needs.
 pub(super) struct Needs(Permissions);
 
 impl Needs {
-    /// Of a worker that declares what is missing, or of one that does not.
+    /// For a worker that declares missing queues, or for one that does not.
     pub(super) fn of(topology: &Topology, declares: bool) -> Self {
         if !declares {
             return Self(Role::Worker.permissions(topology));
@@ -34,14 +34,14 @@ impl Needs {
     }
 }
 
-/// Whether a permission of RabbitMQ's covers a name; nothing when the pattern has something that only PCRE knows.
+/// Whether a permission pattern of RabbitMQ covers a name; nothing when the pattern has syntax that only PCRE knows.
 fn covers(pattern: &str, name: &str) -> Option<bool> {
-    // An empty pattern stands for none, and one without anchors matches anywhere in the name.
+    // An empty pattern matches nothing, and a pattern without anchors matches anywhere in the name.
     let pattern = if pattern.is_empty() { "^$" } else { pattern };
     Some(Regex::new(pattern).ok()?.is_match(name))
 }
 
-/// What the user of `place` may not do and would have to.
+/// The permissions that the user of `place` needs and lacks.
 pub(super) fn permissions(told: &Told, place: &Place, topology: &Topology, needs: &Needs) -> Vec<Finding> {
     let what = "permissions";
     let Place { vhost, user, .. } = place;
@@ -121,7 +121,7 @@ mod tests {
         let own = r"^(r\..*|sync-a|w\.b)$";
         assert!(needs().command().starts_with(r"'^(r\..*|sync\-a|w\.b)$' '^("), "{}", needs().command());
         let all = [".*", ".*", ".*"];
-        /// Patterns to configure, write and read, and what is found.
+        /// Patterns to configure, write and read, and the expected findings.
         type Row<'a> = ([&'a str; 3], &'a [(Grade, &'a str)]);
         let table: [Row<'_>; 7] = [
             (all, &[(Grade::Good, "ann may do all that a worker does")]),

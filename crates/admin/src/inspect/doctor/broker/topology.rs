@@ -1,13 +1,13 @@
-//! Whether exchanges and queues are as they must be, and whether those are empty that should be (pure).
+//! Whether exchanges and queues are as they must be, and whether the queues that should be empty are empty (pure).
 
 use roundelay_broker::rabbit::{Weight, check};
 use roundelay_model::topology::{Names, Topology};
 
-use crate::inspect::broker::Asked;
-use crate::inspect::doctor::finding::{Answer, Area, Finding, Grade, some};
+use crate::inspect::broker::BrokerStatus;
+use crate::inspect::doctor::finding::{Area, Finding, Gathered, Grade, some};
 
-/// What differs from the topology.
-pub(super) fn declared(found: &Answer<Vec<check::Finding>>, is_in: bool, topology: &Topology) -> Vec<Finding> {
+/// The differences from the topology.
+pub(super) fn declared(found: &Gathered<Vec<check::Finding>>, is_in: bool, topology: &Topology) -> Vec<Finding> {
     let what = "topology";
     let found = match found {
         Ok(found) => found,
@@ -54,7 +54,7 @@ pub(super) fn declared(found: &Answer<Vec<check::Finding>>, is_in: bool, topolog
 }
 
 /// Queues that should be empty.
-pub(super) fn leftovers(asked: &Asked, is_in: bool, names: &Names) -> Vec<Finding> {
+pub(super) fn leftovers(asked: &BrokerStatus, is_in: bool, names: &Names) -> Vec<Finding> {
     let quarantine = "the header roundelay-reason of each says why: `roundelay serve` shows them; mend the cause, then send \
                       them again there";
     let unrouted = "add the queues that they are for (their routing keys) to the configuration, `roundelay topology apply`, \
@@ -72,8 +72,8 @@ pub(super) fn leftovers(asked: &Asked, is_in: bool, names: &Names) -> Vec<Findin
                     "one-off jobs among them do not run until somebody sees to it; chains go on by themselves";
                 all.push(Finding::warning(Area::Broker, queue, format!("{ready} messages {words}"), follows, fix));
             }
-            // Without the queue, that it is missing is told; without the broker, that it is away.
-            None if is_in && matches!(asked, Asked::Away(_)) => {
+            // A missing queue and an unavailable broker are reported elsewhere.
+            None if is_in && matches!(asked, BrokerStatus::Away(_)) => {
                 let why = asked.error().unwrap_or_default();
                 all.push(Finding::unknown(Area::Broker, queue, why, "try again; `roundelay status` asks for it, too"));
             }
@@ -128,16 +128,16 @@ mod tests {
         let names = Names::new("r");
         let depths = |ready| {
             let depth = Ok(Depth { ready, consumers: 0 });
-            Asked::Depths(BTreeMap::from([(names.quarantine(), depth.clone()), (names.unrouted(), depth)]))
+            BrokerStatus::Depths(BTreeMap::from([(names.quarantine(), depth.clone()), (names.unrouted(), depth)]))
         };
         for (asked, grade) in
-            [(depths(0), Grade::Good), (depths(3), Grade::Warning), (Asked::Away("x".into()), Grade::Unknown)]
+            [(depths(0), Grade::Good), (depths(3), Grade::Warning), (BrokerStatus::Away("x".into()), Grade::Unknown)]
         {
             let findings = leftovers(&asked, true, &names);
             have_fixes(&findings);
             assert_eq!(findings.len(), 2);
             assert!(findings.iter().all(|finding| finding.result == grade), "{findings:?}");
         }
-        assert_eq!(leftovers(&Asked::Away("x".into()), false, &names), [], "that it is away is told once");
+        assert_eq!(leftovers(&BrokerStatus::Away("x".into()), false, &names), [], "that it is away is told once");
     }
 }

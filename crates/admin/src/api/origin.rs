@@ -1,8 +1,8 @@
-//! From where a request comes: whether its `Host` is a name of this server, and whether a page of another site has
-//! made a browser send it (pure).
+//! The origin of a request: whether its `Host` is a name of this server, and whether a page of another site has made a
+//! browser send it (pure).
 //!
-//! A page whose name is made to lead to this machine (DNS rebinding) sends that name as the host. A form, or a
-//! script, of another page says so in `Origin` and `Sec-Fetch-Site`, which no page can change.
+//! A page whose name resolves to this machine (DNS rebinding) sends that name as the host. A form or a script of
+//! another page shows in `Origin` and `Sec-Fetch-Site`, which no page can change.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,7 +14,7 @@ use roundelay_net::listen::host::{Host, ip};
 
 use super::problem::{Problem, Result};
 
-/// What proxies and the networks before them add to requests, besides all that begins with [`FORWARDED_BY`].
+/// Headers that proxies and the networks before them add to requests, besides all that begin with [`FORWARDED_BY`].
 const FORWARDED: [&str; 16] = [
     "forwarded",
     "via",
@@ -37,20 +37,20 @@ const FORWARDED_BY: &str = "x-forwarded-";
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// By which names this server may be called.
+/// The names of this server.
 #[derive(Clone, Debug)]
 pub struct Site {
-    /// Those of the configuration, in small letters.
+    /// The names in the configuration, in small letters.
     pub hosts: BTreeSet<String>,
-    /// The address that it listens on.
+    /// The address that the server listens on.
     pub address: IpAddr,
-    /// Browsers reach it by HTTPS.
+    /// Whether browsers reach the server by HTTPS.
     pub secure: bool,
-    /// They reach it through a proxy that the configuration knows of.
+    /// Whether browsers reach the server through a proxy that the configuration names.
     pub behind_proxy: bool,
 }
 
-/// The only value of a header; nothing where it is absent.
+/// The only value of a header; nothing if the header is absent.
 fn only<'h>(headers: &'h HeaderMap, name: &HeaderName) -> Result<Option<&'h str>> {
     host::only(headers, name).map_err(Problem::bad_request)
 }
@@ -59,7 +59,7 @@ impl Site {
     /// The host that a request is for.
     ///
     /// # Errors
-    /// When it is none of this server's, or cannot be told.
+    /// When the host is not a name of this server, or cannot be read.
     pub fn host(&self, uri: &Uri, headers: &HeaderMap) -> Result<Host> {
         let host = Host::of(uri, headers).map_err(Problem::bad_request)?;
         let host = host.ok_or_else(|| Problem::bad_request("there is no header Host"))?;
@@ -75,12 +75,12 @@ impl Site {
         Err(Problem::new(StatusCode::MISDIRECTED_REQUEST, "misdirected", detail))
     }
 
-    /// Refuses what came through a proxy that the configuration does not know of: whoever calls it would be taken
-    /// for somebody on this machine. One that adds no header is told by HTTP/1.0, which no browser speaks any more, nor
-    /// any client of today; nginx with nothing but `proxy_pass` does.
+    /// Refuses a request that came through a proxy which the configuration does not name: the server would take its
+    /// client for a user of this machine. A proxy that adds no header is recognised by HTTP/1.0, which no browser and
+    /// no client of today speaks any more; nginx with nothing but `proxy_pass` does.
     ///
     /// # Errors
-    /// When it did.
+    /// When the request came through a proxy.
     pub fn direct(&self, version: Version, headers: &HeaderMap) -> Result<()> {
         if self.behind_proxy {
             return Ok(());
@@ -96,7 +96,7 @@ impl Site {
         )))
     }
 
-    /// From which address a request comes: behind a proxy, the one that the proxy has added last.
+    /// The address of the client: behind a proxy, the one that the proxy has added last.
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let told = || {
             let last = headers.get_all(FORWARDED_FOR).iter().next_back()?.to_str().ok()?;
@@ -106,10 +106,11 @@ impl Site {
         client.unwrap_or(peer).to_canonical()
     }
 
-    /// Refuses what a page of another site has made a browser send. What no browser sends has neither header.
+    /// Refuses a request that a page of another site has made a browser send. A client that is not a browser sends
+    /// neither header.
     ///
     /// # Errors
-    /// When it was.
+    /// When a page of another site sent the request.
     pub fn same_origin(&self, host: &Host, headers: &HeaderMap) -> Result<()> {
         let refused = |what: &str| {
             Problem::forbidden(format!("{what} says that a page of another site sent this; only this server's own may"))
@@ -132,10 +133,10 @@ impl Site {
     }
 }
 
-/// Refuses what a form can send: with this content type a browser asks first, and is told no.
+/// Refuses a content type that a form can send: for JSON, a browser asks first, and the server refuses.
 ///
 /// # Errors
-/// When it is another.
+/// When the content type is not JSON.
 pub fn is_json(headers: &HeaderMap) -> Result<()> {
     let given = only(headers, &CONTENT_TYPE)?;
     let essence = given.and_then(|given| given.split(';').next()).map(str::trim);

@@ -1,5 +1,5 @@
-//! What every request goes through, for the API and for the dashboard: it gets an id, it must be for this server, a
-//! panic ends only itself, and every answer has the headers that keep browsers from doing harm with it.
+//! The outer layer of every request, for the API and for the dashboard: the request gets an id and must be for this
+//! server, a panic ends only that request, and every answer has the headers that keep browsers from doing harm.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use roundelay_net::listen::Peer;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use super::gate::{Client, Gate};
+use super::auth::{Client, Gate};
 use super::problem::{Problem, Result};
 
-/// Nothing from elsewhere, nothing inline, no frames, no forms.
+/// The content security policy: nothing from other sites, nothing inline, no frames, no forms.
 pub const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                           base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// On every answer.
+/// Headers of every answer.
 const HEADERS: [(HeaderName, &str); 6] = [
     (CONTENT_SECURITY_POLICY, POLICY),
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -39,14 +39,14 @@ const HEADERS: [(HeaderName, &str); 6] = [
     ),
 ];
 
-/// Lets a request pass, or refuses it, and sees to the headers of the answer.
+/// Lets a request pass, or refuses it, and adds the headers of the answer.
 pub async fn pass(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -> Response {
     let begun = Instant::now();
     let id = gate.api.entropy().token();
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let span = tracing::info_span!("request", id, %method, path);
     let admitted = gate.admit(&mut request);
-    // The names of loopback are those of other servers of this machine, too, which may have no TLS.
+    // Other servers of this machine have the loopback names, too, and may have no TLS.
     let by_name = admitted.as_ref().is_ok_and(|by_name| *by_name);
     let answered = async {
         let answered = match admitted {
@@ -69,8 +69,8 @@ pub async fn pass(State(gate): State<Arc<Gate>>, mut request: Request, next: Nex
 }
 
 impl Gate {
-    /// Whether this request is for this server, and for a name of it that is no loopback's; notes for which host it
-    /// is, and from whom.
+    /// Checks that a request is for this server, and stores its host and its client in the request. Answers whether the
+    /// host is a name other than loopback's.
     fn admit(&self, request: &mut Request) -> Result<bool> {
         let host = self.site.host(request.uri(), request.headers())?;
         self.site.direct(request.version(), request.headers())?;
@@ -83,7 +83,7 @@ impl Gate {
     }
 }
 
-/// Adds what every answer has.
+/// Adds the headers of every answer.
 fn guard(headers: &mut HeaderMap, secure: bool) {
     for (name, value) in HEADERS {
         headers.insert(name, HeaderValue::from_static(value));
@@ -94,7 +94,7 @@ fn guard(headers: &mut HeaderMap, secure: bool) {
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
 }
 
-/// What is no endpoint: part of the dashboard, or nothing.
+/// Answers a path without an endpoint: a file of the dashboard, or 404.
 pub async fn elsewhere(path: Option<MatchedPath>, request: Request) -> Response {
     debug_assert!(path.is_none());
     crate::web::answer(request.method(), request.uri().path(), request.headers())

@@ -1,4 +1,4 @@
-//! How it is said: times, spans, states, schedules.
+//! The words for times, spans, states, schedules.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,15 +15,15 @@ use roundelay_model::schedule::phase;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// How late starts were: how long after they were due, in milliseconds.
+/// How long after their due times runs started, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
 #[schema(as = Lateness)]
 pub struct Late {
     /// The median.
     pub p50: f64,
-    /// Reached or exceeded by one in a hundred.
+    /// The 99th percentile: one start in a hundred was at least this late.
     pub p99: f64,
-    /// The worst.
+    /// The latest start.
     pub max: f64,
 }
 
@@ -34,32 +34,32 @@ impl From<Lateness> for Late {
     }
 }
 
-/// How far a run had come when it last said so.
+/// The last progress that a run has reported.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[schema(as = Progress)]
-pub struct Come {
-    /// What it is at; empty when it has not said.
+pub struct ProgressReport {
+    /// The phase of the run; empty when the run has named none.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub phase: String,
-    /// How much of it is done.
+    /// How much of the phase is done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub done: Option<u64>,
-    /// Out of how much.
+    /// How much the phase has in total.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total: Option<u64>,
-    /// When it said so.
+    /// When the run reported.
     pub at: At,
 }
 
-impl Come {
-    /// Of what the ledger has.
+impl ProgressReport {
+    /// From the ledger's record.
     pub fn of(progress: Progress, calendar: &Calendar) -> Self {
         let Progress { phase, done, total, at } = progress;
         Self { phase, done, total, at: At::of(at, calendar) }
     }
 }
 
-impl fmt::Display for Come {
+impl fmt::Display for ProgressReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { phase, done, total, at } = self.clone();
         Progress { phase, done, total, at: at.shown() }.fmt(f)
@@ -71,7 +71,7 @@ pub fn rough(span: Duration) -> String {
     humantime::format_duration(Duration::from_secs(span.as_secs())).to_string()
 }
 
-/// A whole number with its thousands apart: `1,234,567`.
+/// A whole number with separated thousands: `1,234,567`.
 pub fn grouped(number: impl TryInto<i128>) -> String {
     let number: i128 = number.try_into().unwrap_or_default();
     let digits = number.unsigned_abs().to_string();
@@ -95,8 +95,8 @@ pub fn word(state: ChainState) -> &'static str {
     }
 }
 
-/// What a chain is doing, in a word: its state, or, where it ticks, what of that. `batch_open` is how much of its
-/// batch has not ended.
+/// The word for what a chain is doing: its state, or, for an active chain, the part of it. `batch_open` is how much of
+/// its batch has not ended.
 pub fn doing(
     state: ChainState,
     holder: Holder,
@@ -115,7 +115,7 @@ pub fn doing(
     }
 }
 
-/// What a listed chain is doing, in a word. One that has overslept is late.
+/// The word for what a listed chain is doing. An overslept chain is late.
 pub fn doing_of(chain: &Listed, config: &Config, (now, calendar): (Time, &Calendar)) -> &'static str {
     if overslept::since(chain, &schedules(config), (now, calendar)).is_some() {
         return "late";
@@ -123,7 +123,7 @@ pub fn doing_of(chain: &Listed, config: &Config, (now, calendar): (Time, &Calend
     doing(chain.state, chain.holder, chain.batch.0, chain.hint.due, config.catch_up.slack, now)
 }
 
-/// A chain's nominal time by the wall clock: the ledger keeps it so where the chain's schedule follows that.
+/// A chain's nominal time by the wall clock: the ledger stores wall-clock time if the chain's schedule follows it.
 pub fn shown_nominal(
     (kind, key): (&str, &str),
     nominal: Time,
@@ -140,7 +140,7 @@ pub fn shown_nominal(
     }
 }
 
-/// The schedule of a chain of `kind`, which may have one of its `own`, in words.
+/// The schedule of a chain of `kind`, in words; `own` is the chain's own schedule, if it has one.
 pub fn schedule(kind: &str, own: Option<&str>, config: &Config) -> Option<String> {
     let of_kind = schedule_of_kind(config, kind)?;
     Some(match own {

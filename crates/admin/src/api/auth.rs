@@ -1,14 +1,14 @@
-//! What every request to the API goes through, in this order, before an endpoint sees it:
+//! The checks that a request to the API passes, in this order, before an endpoint sees it:
 //!
-//! 1. it comes from no page of another site (whatever changes something),
+//! 1. no page of another site has sent it (if the request changes something),
 //! 2. path and method are in the table of endpoints,
-//! 3. its body is JSON (whatever changes something),
-//! 4. it is known who asks, and they may,
-//! 5. the body is there, in time, and not too large,
-//! 6. it was not asked before, as far as it has a key,
-//! 7. it is in the audit (whatever changes something).
+//! 3. its body is JSON (if the request changes something),
+//! 4. the actor is known and has the scope,
+//! 5. the body has arrived, in time, and is not too large,
+//! 6. a request with the same idempotency key has not come before,
+//! 7. it is in the audit (if the request changes something).
 //!
-//! What changes something then goes on to its end, whether or not the client still waits.
+//! After these checks a change runs to its end, also if the client leaves.
 
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
@@ -35,43 +35,41 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use super::actor::{Actor, Authenticator};
+use super::origin::{self, Site};
 use super::problem::{Problem, Result};
-use super::site::{self, Site};
 use crate::api::detail::{Detail, RequestKey};
 use crate::api::rules::{Needs, Rules};
 use crate::api::state::Api;
 
-/// How long a request with a key is held without a word of its server.
+/// How long the lease on an idempotency key lasts if its server does not renew it.
 const LEASE: Duration = Duration::from_secs(30);
-/// The longest key of a request, in characters.
-pub(super) const LONGEST_KEY: usize = 128;
-/// The audit keeps bodies of up to this many bytes.
-const MOST_DETAIL: usize = 2_048;
-/// Likewise, of the values of a path's parameters.
-const MOST_TARGET: usize = 2_048;
-/// Larger answers are not kept.
-const MOST_KEPT: usize = 256 << 10;
+/// The longest idempotency key, in characters.
+pub(super) const MAX_KEY_CHARS: usize = 128;
+/// How many bytes of a body the audit keeps.
+const MAX_DETAIL_BYTES: usize = 2_048;
+/// How many bytes of a path's parameters the audit keeps.
+const MAX_TARGET_BYTES: usize = 2_048;
+/// The largest answer that is kept for its idempotency key, in bytes.
+const MAX_KEPT_BYTES: usize = 256 << 10;
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// From which address a request comes.
+/// The address from which a request comes.
 #[derive(Clone, Copy, Debug)]
 pub struct Client(pub IpAddr);
 
-/// What stands before the endpoints.
+/// The gate before the endpoints.
 pub struct Gate {
-    /// What they share.
     pub api: Arc<Api>,
-    /// What each needs.
+    /// What each endpoint needs.
     pub rules: Rules,
-    /// By which names this server is called.
+    /// The names of this server.
     pub site: Site,
-    /// Who asks.
     pub authenticator: Authenticator,
-    /// How long a body may take.
+    /// How long a body may take to arrive.
     pub patience: Duration,
-    /// What goes on without its client.
+    /// Tasks that continue when their client has left.
     pub tasks: TaskTracker,
 }
 
@@ -88,7 +86,7 @@ pub async fn pass(
         Err(error) => return Problem::bad_request(error.body_text()).into_response(),
     };
     let target: Vec<String> = parameters.iter().map(|(_, value)| printable(value)).collect();
-    let target = cut(&target.join(" "), MOST_TARGET).to_owned();
+    let target = cut(&target.join(" "), MAX_TARGET_BYTES).to_owned();
     let answer = match *request.method() {
         Method::GET | Method::HEAD => gate.read(path.as_str(), request, next).await,
         _ => gate.change(path.as_str(), target, request, next).await,
@@ -99,7 +97,7 @@ pub async fn pass(
 impl Gate {
     /// A request that changes nothing.
     async fn read(&self, path: &str, mut request: Request, next: Next) -> Result<Response> {
-        // Some answers cost something, and no other page has any business here.
+        // Some answers are expensive, and no page of another site needs them.
         let host = request.extensions().get::<Host>().ok_or_else(Problem::broken)?;
         self.site.same_origin(host, request.headers())?;
         let needs = self.rules.find(request.method(), path)?;
@@ -115,7 +113,7 @@ impl Gate {
         let host = request.extensions().get::<Host>().ok_or_else(Problem::broken)?;
         self.site.same_origin(host, request.headers())?;
         let needs = self.rules.find(request.method(), path)?;
-        site::is_json(request.headers())?;
+        origin::is_json(request.headers())?;
         let actor = self.authenticate(client(&request)?, request.headers()).await?;
 
         let entry = NewAuditEntry {
@@ -133,7 +131,7 @@ impl Gate {
             Ok((key, self.take(body, needs.body).await?))
         };
         let taken: Result<(Option<String>, Bytes)> = taken.await;
-        // From here on it goes on without the client, or one who leaves would leave half of it.
+        // From here on the request runs without its client: a client that leaves must not leave half a change.
         let api = self.api.clone();
         let (key, body) = match taken {
             Ok(taken) => taken,
@@ -162,9 +160,9 @@ impl Gate {
         Ok(authenticated.actor)
     }
 
-    /// The whole of a body.
+    /// Reads a whole body.
     async fn take(&self, body: Body, most: usize) -> Result<Bytes> {
-        // Said beforehand, it need not be waited for.
+        // A body that announces too large a size is refused before it arrives.
         let told = body.size_hint().lower();
         if told > most as u64 {
             return Err(Problem::too_large(most));
@@ -189,20 +187,20 @@ async fn note_refused(api: Arc<Api>, entry: NewAuditEntry, problem: Problem) {
     }
 }
 
-/// A change that may be made.
+/// A change that the actor may make.
 struct Change {
     api: Arc<Api>,
     actor: Actor,
     entry: NewAuditEntry,
     parts: Parts,
-    /// The request's own.
+    /// The idempotency key, if the request has one.
     key: Option<String>,
     body: Bytes,
     needs: Needs,
 }
 
 impl Change {
-    /// Makes it, unless it was made before.
+    /// Makes the change, unless it was made before.
     async fn make(mut self, next: Next) -> Result<Response> {
         let (mut held, mut request_key) = (None, None);
         if let Some(key) = self.key {
@@ -220,7 +218,7 @@ impl Change {
         let entry = NewAuditEntry { detail: detail.to_string(), ..self.entry };
         let number = match self.api.ledger().begin_audit(entry).await {
             Ok(number) => number,
-            // Nothing is changed of which nobody would know.
+            // A change that the audit cannot record is not made.
             Err(error) => {
                 end(&self.api, held, None).await;
                 return Err(error.into());
@@ -234,14 +232,14 @@ impl Change {
     }
 }
 
-/// A change that is under way.
+/// A change that runs.
 struct Work {
     api: Arc<Api>,
-    /// Its entry in the audit.
+    /// The number of its entry in the audit.
     number: i64,
-    /// The request with a key that is held for it.
+    /// The id of the idempotency key's row whose lease this change holds.
     held: Option<i64>,
-    /// Its answer must not be kept.
+    /// Whether the answer has a secret, so that it must not be kept.
     secret: bool,
 }
 
@@ -254,24 +252,24 @@ impl Work {
         let response = answered.unwrap_or_else(|_| Problem::broken().into_response());
         let (mut parts, body) = response.into_parts();
         let (status, detail) = (parts.status, parts.extensions.remove::<Detail>());
-        // What endpoints answer to a change is no stream, and there already.
+        // The answer to a change is never a stream, so the whole body is there already.
         let body = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         let detail = detail.map(|Detail(detail)| detail.to_string());
         if let Err(error) = self.api.ledger().end_audit(self.number, status.as_u16(), detail).await {
             tracing::error!(%error, number = self.number, %status, "how a change ended could not be written to the audit");
         }
-        // What failed through no fault of the request may be tried again.
+        // A server error is no fault of the request, so the client may try again.
         let kept = (!status.is_server_error()).then(|| KeptAnswer {
             status: status.as_u16(),
             content_type: parts.headers.get(CONTENT_TYPE).and_then(|of| of.to_str().ok()).unwrap_or_default().into(),
-            body: (!(self.secret && status.is_success()) && body.len() <= MOST_KEPT).then(|| body.to_vec()),
+            body: (!(self.secret && status.is_success()) && body.len() <= MAX_KEPT_BYTES).then(|| body.to_vec()),
         });
         end(&self.api, self.held, kept).await;
         tracing::info!(number = self.number, %status, "a change was answered");
         Response::from_parts(parts, Body::from(body))
     }
 
-    /// Keeps the request held, for ever.
+    /// Renews the lease on the idempotency key, without end.
     async fn keep_holding<T>(&self) -> T {
         if let Some(held) = self.held {
             let every = LEASE / 3;
@@ -299,7 +297,7 @@ fn client(request: &Request) -> Result<Client> {
     request.extensions().get().copied().ok_or_else(Problem::broken)
 }
 
-/// Whether the actor may (pure).
+/// Whether the actor has the scope (pure).
 fn allow(actor: &Actor, needs: Needs) -> Result<()> {
     if actor.scope >= needs.scope {
         return Ok(());
@@ -313,21 +311,21 @@ fn allow(actor: &Actor, needs: Needs) -> Result<()> {
     Err(Problem::forbidden(format!("this needs the scope `{needs}`, and the token {} has `{has}`", actor.name())))
 }
 
-/// The key of a request.
+/// The idempotency key of a request.
 fn key(headers: &HeaderMap) -> Result<Option<String>> {
     let mut values = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(value) = values.next() else { return Ok(None) };
     let fits =
-        |key: &&str| !key.is_empty() && key.len() <= LONGEST_KEY && key.bytes().all(|byte| byte.is_ascii_graphic());
+        |key: &&str| !key.is_empty() && key.len() <= MAX_KEY_CHARS && key.bytes().all(|byte| byte.is_ascii_graphic());
     match (value.to_str().ok().filter(fits), values.next()) {
         (Some(key), None) => Ok(Some(key.to_owned())),
         _ => Err(Problem::bad_request(format!(
-            "the header Idempotency-Key is one text of 1 to {LONGEST_KEY} visible ASCII characters, such as a UUID"
+            "the header Idempotency-Key is one text of 1 to {MAX_KEY_CHARS} visible ASCII characters, such as a UUID"
         ))),
     }
 }
 
-/// A hash of all parts, in which none can pass for a piece of another.
+/// A hash of all parts. Each part has its length, so that no two lists of parts give the same bytes.
 fn hash(parts: &[&[u8]]) -> Hash {
     let mut hash = Sha256::new();
     for part in parts {
@@ -339,23 +337,23 @@ fn hash(parts: &[&[u8]]) -> Hash {
 
 /// What the audit keeps of a body.
 fn detail(body: &[u8]) -> Value {
-    if body.len() > MOST_DETAIL {
+    if body.len() > MAX_DETAIL_BYTES {
         return json!({ "bytes": body.len() });
     }
     serde_json::from_slice(body).unwrap_or_default()
 }
 
-/// Text that no database and no terminal stumbles over.
+/// Text without characters that a database refuses or a terminal interprets.
 fn printable(text: &str) -> String {
     text.replace(char::is_control, "\u{fffd}")
 }
 
-/// The beginning of a text, of at most so many bytes.
+/// The beginning of a text, of at most `most` bytes.
 fn cut(text: &str, most: usize) -> &str {
     &text[..text.floor_char_boundary(most)]
 }
 
-/// The answer to a request that is not begun.
+/// The answer to a request whose key is known already.
 fn replay(begun: Begun) -> Result<Response> {
     match begun {
         Begun::New(_) => Err(Problem::broken()),
@@ -415,7 +413,7 @@ mod tests {
     fn the_audit_keeps_what_is_small_and_printable() {
         assert_eq!(detail(b"{\"a\": [1]}"), json!({ "a": [1] }));
         assert_eq!(detail(b""), Value::Null);
-        assert_eq!(detail(&[b'1'; MOST_DETAIL + 1]), json!({ "bytes": MOST_DETAIL + 1 }));
+        assert_eq!(detail(&[b'1'; MAX_DETAIL_BYTES + 1]), json!({ "bytes": MAX_DETAIL_BYTES + 1 }));
         assert_eq!(printable("a\u{0}\r\nb\u{1b}[1m"), "a\u{fffd}\u{fffd}\u{fffd}b\u{fffd}[1m");
         assert_eq!(cut("aü", 2), "a");
     }

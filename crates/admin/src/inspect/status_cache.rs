@@ -1,8 +1,8 @@
-//! What is known of everything at the moment, kept up to date for those who look.
+//! The current state of the whole system, kept up to date for its readers.
 //!
-//! What costs little is asked for every two seconds, or as often as whoever keeps it wants; the broker every five.
-//! Chains are counted at most a twentieth of the time, on a connection of their own, so that nobody who looks at
-//! something else waits for it.
+//! Cheap questions go to the ledger every two seconds, or as often as the caller wants; the broker is asked every five.
+//! Counts of chains take at most a twentieth of the time, on a connection of their own, so that no other request waits
+//! for them.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -21,43 +21,42 @@ use roundelay_model::fleet::{EVERY, FleetOrders, KEPT, Lateness, Rhythm, SILENT,
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::broker::Asked;
+use super::broker::BrokerStatus;
 use super::throttles::waiting;
 
-/// How often the ledger is usually asked for what costs little.
-pub const LOOK: Duration = Duration::from_secs(2);
-/// How often the broker is asked at most.
-const ASK: Duration = Duration::from_secs(5);
-/// How often chains are counted at most, and at least, however long that takes.
-const COUNT: Duration = Duration::from_secs(5);
-const COUNT_AT_LEAST: Duration = Duration::from_secs(30);
-/// How long anybody may take to answer.
+/// How often the ledger is usually asked cheap questions.
+pub const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// The shortest time between two questions to the broker.
+const ASK_EVERY: Duration = Duration::from_secs(5);
+/// The shortest and the longest pause between two counts of chains; between these, twenty times as long as the count.
+const MIN_COUNT_PAUSE: Duration = Duration::from_secs(5);
+const MAX_COUNT_PAUSE: Duration = Duration::from_secs(30);
+/// How long ledger or broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What is known.
+/// The current state.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// When the ledger was last asked, by its clock.
     pub now: Time,
-    /// How the wall clock stands to that.
+    /// The relation of the wall clock to that time.
     pub calendar: Arc<Calendar>,
-    /// The chains, and when they were counted.
+    /// The number of chains by queue and state, and when they were counted.
     pub census: Option<(Census, Time)>,
-    /// How full the broker's queues are.
-    pub asked: Asked,
-    /// When the broker last told anything, by the ledger's clock.
+    /// How many messages and consumers the broker's queues have.
+    pub asked: BrokerStatus,
+    /// When the broker last answered, by the ledger's clock.
     pub asked_at: Option<Time>,
-    /// How many messages come and go there.
+    /// How many messages enter and leave its queues.
     pub rates: BTreeMap<String, Rates>,
-    /// The workers.
     pub workers: Vec<SeenWorker>,
-    /// What was ordered of queues and workers.
+    /// Orders for queues and workers.
     pub orders: BTreeMap<Subject, FleetOrders>,
     /// Starts over the last hour.
     pub rhythm: Rhythm,
-    /// How late they were in the last seconds, on the worker where that was worst.
+    /// How late starts were in the last seconds, on the worker with the latest ones.
     pub recent_late: Option<Lateness>,
-    /// How many wait for slots of which throttle.
+    /// How many jobs wait for slots, by throttle.
     pub waiting: BTreeMap<String, i64>,
     /// Throttles that let nothing start, and why.
     pub throttled: Vec<(String, String)>,
@@ -71,7 +70,7 @@ impl Default for Facts {
             now: Time::default(),
             calendar: Arc::default(),
             census: None,
-            asked: Asked::Depths(BTreeMap::new()),
+            asked: BrokerStatus::Depths(BTreeMap::new()),
             asked_at: None,
             rates: BTreeMap::new(),
             workers: Vec::new(),
@@ -85,8 +84,8 @@ impl Default for Facts {
     }
 }
 
-/// What the ledger answers quickly.
-struct Quick {
+/// The answers to the cheap questions.
+struct CheapFacts {
     now: Time,
     calendar: Arc<Calendar>,
     workers: Vec<SeenWorker>,
@@ -97,9 +96,10 @@ struct Quick {
     throttled: Vec<(String, String)>,
 }
 
-impl Quick {
+impl CheapFacts {
     async fn ask(config: &Config, ledger: &dyn Ledger) -> Result<Self, LedgerError> {
-        // Where no worker runs in this process, nobody else does. A ledger that is only looked at is told nothing.
+        // If no worker runs in this process, nothing else reads the ledger's clock. A ledger that is open for reading
+        // only cannot store the reading.
         if let Err(error) = ledger.read_clock().await {
             tracing::debug!(%error, "the ledger's clock cannot be read");
         }
@@ -130,31 +130,30 @@ impl Quick {
     }
 }
 
-/// Keeps the facts.
-pub struct Board {
+/// Keeps the facts up to date.
+pub struct StatusCache {
     facts: watch::Sender<Arc<Facts>>,
 }
 
-impl Default for Board {
+impl Default for StatusCache {
     fn default() -> Self {
         Self { facts: watch::Sender::new(Arc::default()) }
     }
 }
 
-impl Board {
-    /// What is known now.
+impl StatusCache {
+    /// The current facts.
     pub fn facts(&self) -> Arc<Facts> {
         self.facts.borrow().clone()
     }
 
-    /// Tells of each change.
+    /// Announces each change.
     pub fn changes(&self) -> watch::Receiver<Arc<Facts>> {
         self.facts.subscribe()
     }
 
-    /// Keeps them up to date, for ever, and asks the ledger `every` so often for what costs little. `config` and
-    /// `broker` are asked for each time; `ledger` is for what is quick, and `counting` another connection to it, for
-    /// what is not.
+    /// Updates the facts without end, and asks the ledger cheap questions once in `every`. `config` and `broker` are
+    /// called each time; `ledger` is for cheap questions, and `counting`, another connection to it, for expensive ones.
     pub async fn keep<B>(
         &self,
         every: Duration,
@@ -168,7 +167,7 @@ impl Board {
         let quick = async {
             loop {
                 let config = config();
-                match timeout(PATIENCE, Quick::ask(&config, ledger)).await {
+                match timeout(PATIENCE, CheapFacts::ask(&config, ledger)).await {
                     Ok(Ok(quick)) => self.change(|facts| quick.put(facts)),
                     Ok(Err(error)) => self.change(|facts| facts.ledger_why = Some(error.to_string())),
                     Err(_) => self.change(|facts| facts.ledger_why = Some("it has not answered in time".into())),
@@ -189,7 +188,7 @@ impl Board {
                     Ok(Err(error)) => tracing::debug!(%error, "the chains cannot be counted"),
                     Err(_) => tracing::debug!("the chains cannot be counted in time"),
                 }
-                sleep((begun.elapsed() * 20).clamp(COUNT, COUNT_AT_LEAST)).await;
+                sleep((begun.elapsed() * 20).clamp(MIN_COUNT_PAUSE, MAX_COUNT_PAUSE)).await;
             }
         };
         let ask = async {
@@ -197,11 +196,11 @@ impl Board {
                 let config = config();
                 let (asked, rates) = match timeout(PATIENCE, broker()).await {
                     Ok(Ok(broker)) => {
-                        let asked = timeout(PATIENCE, Asked::ask(&config, &*broker)).await;
+                        let asked = timeout(PATIENCE, BrokerStatus::ask(&config, &*broker)).await;
                         let rates = timeout(PATIENCE, broker.rates()).await;
                         (asked.unwrap_or_else(|_| late()), rates.ok().and_then(Result::ok).unwrap_or_default())
                     }
-                    Ok(Err(why)) => (Asked::Away(why), BTreeMap::new()),
+                    Ok(Err(why)) => (BrokerStatus::Away(why), BTreeMap::new()),
                     Err(_) => (late(), BTreeMap::new()),
                 };
                 let now = ledger.now();
@@ -211,7 +210,7 @@ impl Board {
                     }
                     (facts.asked, facts.rates) = (asked, rates);
                 });
-                sleep(ASK.max(every)).await;
+                sleep(ASK_EVERY.max(every)).await;
             }
         };
         tokio::join!(quick, count, ask);
@@ -222,6 +221,6 @@ impl Board {
     }
 }
 
-fn late() -> Asked {
-    Asked::Away("it has not answered in time".into())
+fn late() -> BrokerStatus {
+    BrokerStatus::Away("it has not answered in time".into())
 }

@@ -1,7 +1,7 @@
-//! Bounds how often a client may show tokens that are worth nothing, by the rate limiter [`governor`].
+//! Limits how often a client may show invalid tokens, by the rate limiter [`governor`].
 //!
-//! Nobody guesses 256 bits. But each guess is a look into the ledger, and a forgotten program with a token that was
-//! revoked asks for ever. A token that was good before is not held up by others that come from the same address.
+//! A guess never finds 256 bits. But each guess reads the ledger, and a forgotten program with a revoked token tries
+//! without end. A token that was valid before is not delayed by other tokens from the same address.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash as Key;
@@ -19,17 +19,17 @@ use parking_lot::{Mutex, MutexGuard};
 use roundelay_ledger::access::{Hash, MAX_TOKENS};
 use roundelay_model::clock::Elapsed;
 
-/// Failures are forgiven evenly over so long.
+/// The time in which all failures are forgiven, evenly.
 const WINDOW: Duration = Duration::from_secs(60);
-/// From one address, so many tokens are looked at at once, and then one whenever a failure is forgiven.
-pub const MOST_FROM_ADDRESS: NonZeroU32 = NonZeroU32::new(30).unwrap();
+/// How many tokens of one address are checked at once; after that, one whenever a failure is forgiven.
+pub const MAX_FROM_ADDRESS: NonZeroU32 = NonZeroU32::new(30).unwrap();
 /// The same for one token.
-pub const MOST_WITH_TOKEN: NonZeroU32 = NonZeroU32::new(10).unwrap();
-/// So many addresses and tokens are remembered; what comes when none of them can be forgotten is not counted.
-const MOST_REMEMBERED: usize = 10_000;
+pub const MAX_WITH_TOKEN: NonZeroU32 = NonZeroU32::new(10).unwrap();
+/// How many addresses and tokens are remembered. If none of them can be forgotten, a new one is not counted.
+const MAX_REMEMBERED: usize = 10_000;
 
-/// The theoretical arrival time of each key, as GCRA calls it: when the next look is due if looks came evenly. It is
-/// kept here and not in governor's own store because a look that was no failure is taken back.
+/// The theoretical arrival time of each key, as GCRA calls it: when the next check is due if checks came evenly. The
+/// times are kept here and not in governor's own store because a check that was no failure is taken back.
 #[derive(Clone, Debug)]
 struct Arrivals<K>(Arc<Mutex<HashMap<K, Nanos>>>);
 
@@ -59,7 +59,7 @@ struct Limit<K: Key + Eq + Copy> {
     limiter: RateLimiter<K, Arrivals<K>, Elapsed, NoOpMiddleware<Duration>>,
     arrivals: Arrivals<K>,
     began: Duration,
-    /// After so long one failure is forgiven.
+    /// The time after which one failure is forgiven.
     forgiven: Duration,
 }
 
@@ -67,7 +67,7 @@ impl<K: Key + Eq + Copy> Limit<K> {
     fn new(most: NonZeroU32) -> Self {
         let (forgiven, clock) = (WINDOW / most.get(), Elapsed::default());
         let (arrivals, began) = (Arrivals(Arc::default()), clock.now());
-        // It is none for no time at all only.
+        // `with_period` answers nothing only for a period of 0.
         let quota = Quota::with_period(forgiven).unwrap_or(Quota::per_second(most)).allow_burst(most);
         Self { limiter: RateLimiter::new(quota, arrivals.clone(), clock), arrivals, began, forgiven }
     }
@@ -75,7 +75,7 @@ impl<K: Key + Eq + Copy> Limit<K> {
     /// Counts a failure.
     ///
     /// # Errors
-    /// How long nothing of this key is looked at; then nothing was counted.
+    /// How long this key must wait; then nothing was counted.
     fn count(&self, key: &K) -> Result<(), Duration> {
         if !self.remembers(key) {
             return Ok(());
@@ -90,38 +90,39 @@ impl<K: Key + Eq + Copy> Limit<K> {
         }
     }
 
-    /// Whether there is room for this key; forgets those that have nothing left to forgive if there is none.
+    /// Whether there is room for this key. If there is none, forgets the keys without failures.
     fn remembers(&self, key: &K) -> bool {
         let mut by_key = self.arrivals.by_key();
-        if by_key.len() >= MOST_REMEMBERED && !by_key.contains_key(key) {
+        if by_key.len() >= MAX_REMEMBERED && !by_key.contains_key(key) {
             let now = self.limiter.clock().now().duration_since(self.began);
             by_key.retain(|_, arrival| *arrival > now);
         }
-        by_key.len() < MOST_REMEMBERED || by_key.contains_key(key)
+        by_key.len() < MAX_REMEMBERED || by_key.contains_key(key)
     }
 }
 
-/// Failures of late, by address and by token.
+/// Recent failures, by address and by token.
 #[derive(Debug)]
 pub struct Failures {
     addresses: Limit<IpAddr>,
     tokens: Limit<Hash>,
-    /// Tokens that were worth something when they were last shown.
+    /// Tokens that were valid when they were last shown.
     good: Mutex<HashSet<Hash>>,
 }
 
 impl Default for Failures {
     fn default() -> Self {
-        Self { addresses: Limit::new(MOST_FROM_ADDRESS), tokens: Limit::new(MOST_WITH_TOKEN), good: Mutex::default() }
+        Self { addresses: Limit::new(MAX_FROM_ADDRESS), tokens: Limit::new(MAX_WITH_TOKEN), good: Mutex::default() }
     }
 }
 
 impl Failures {
-    /// A token is about to be looked at. It counts as a failure until it has succeeded: a client that leaves before the
-    /// answer would not be counted otherwise. Answers whether it was counted. No token stands for what cannot be one.
+    /// Call this before a token is checked. The check counts as a failure until it has succeeded: otherwise a client
+    /// that leaves before the answer would not be counted. Answers whether the check was counted. `None` as the token
+    /// means text that cannot be a token.
     ///
     /// # Errors
-    /// How long it is not looked at.
+    /// How long the client must wait; the token must not be checked.
     pub fn begin(&self, address: IpAddr, token: Option<&Hash>) -> Result<bool, Duration> {
         if token.is_some_and(|token| self.good().contains(token)) {
             return Ok(false);
@@ -137,7 +138,7 @@ impl Failures {
         Ok(true)
     }
 
-    /// What was counted was no failure: it has succeeded, or could not be looked at.
+    /// Takes back a failure that was counted: the token is valid, or could not be checked.
     pub fn take_back(&self, address: IpAddr, token: Option<&Hash>) {
         self.addresses.take_back(&network(address));
         if let Some(token) = token {
@@ -145,17 +146,17 @@ impl Failures {
         }
     }
 
-    /// A token that was good before, and so was not counted, is worth nothing any more.
+    /// A token that was valid before, and so was not counted, is not valid any more.
     pub fn failed(&self, address: IpAddr, token: &Hash) {
         self.good().remove(token);
-        // It has been looked at already, whether there was room for one more or not.
+        // The token was checked already, so a refusal here changes nothing.
         let _ = self.begin(address, Some(token));
     }
 
-    /// It was worth something.
+    /// The token is valid.
     pub fn succeeded(&self, token: Hash) {
         let mut good = self.good();
-        // There are no more at a time; those of former times are found out again.
+        // There are never more valid tokens than this at a time; earlier ones are found again by the next check.
         if good.len() >= MAX_TOKENS as usize && !good.contains(&token) {
             good.clear();
         }
@@ -167,7 +168,7 @@ impl Failures {
     }
 }
 
-/// One network of IPv6 is one household.
+/// One network of IPv6 is one client.
 fn network(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V6(six) => IpAddr::V6(Ipv6Addr::from_bits(six.to_bits() & !u128::from(u64::MAX))),
@@ -191,7 +192,7 @@ mod tests {
         hash
     }
 
-    /// How many looks pass, one right after the other.
+    /// How many checks pass, one right after the other.
     fn looks(failures: &Failures, from: &str, tokens: std::ops::Range<u32>) -> usize {
         tokens.filter(|n| failures.begin(address(from), Some(&hash(*n))) == Ok(true)).count()
     }
@@ -210,10 +211,10 @@ mod tests {
         assert_eq!(looks(&failures, theirs, 200..300), 1, "as one of 30 is forgiven in a minute");
         advance(WINDOW).await;
         assert_eq!(looks(&failures, theirs, 300..400), 30, "a minute later it is as good as new");
-        // A good token that comes from the same address is looked at as ever.
+        // A valid token from the same address is checked as before.
         failures.succeeded(unknown);
         assert_eq!(failures.begin(address(theirs), Some(&unknown)), Ok(false));
-        // Until it is revoked.
+        // This ends when the token is revoked.
         failures.failed(address(theirs), &unknown);
         assert!(failures.begin(address(theirs), Some(&unknown)).is_err());
     }
@@ -221,14 +222,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_look_without_an_answer_is_counted_and_one_that_succeeds_is_not() {
         let (failures, theirs) = (Failures::default(), "192.0.2.1");
-        for n in 0..MOST_FROM_ADDRESS.get() * 2 {
+        for n in 0..MAX_FROM_ADDRESS.get() * 2 {
             assert_eq!(failures.begin(address(theirs), Some(&hash(7))), Ok(true), "{n}");
             failures.take_back(address(theirs), Some(&hash(7)));
         }
         assert_eq!(looks(&failures, theirs, 0..100), 30);
     }
 
-    /// What its address refuses costs a token nothing.
+    /// A check that is refused because of its address does not count against the token.
     #[tokio::test(start_paused = true)]
     async fn a_token_with_many_failures_waits_from_any_address() {
         let failures = Failures::default();
@@ -256,13 +257,13 @@ mod tests {
     async fn what_is_remembered_is_bounded() {
         let failures = Failures::default();
         for round in 1..=2 {
-            for n in 0..MOST_REMEMBERED as u32 + 500 {
+            for n in 0..MAX_REMEMBERED as u32 + 500 {
                 let token = hash(round << 24 | n);
                 assert_eq!(failures.begin(IpAddr::V4((round << 24 | n).into()), Some(&token)), Ok(true));
                 failures.succeeded(hash(n));
             }
             let remembered = (failures.addresses.arrivals.by_key().len(), failures.tokens.arrivals.by_key().len());
-            assert_eq!(remembered, (MOST_REMEMBERED, MOST_REMEMBERED));
+            assert_eq!(remembered, (MAX_REMEMBERED, MAX_REMEMBERED));
             assert!(failures.good().len() <= MAX_TOKENS as usize);
             let first = IpAddr::V4((round << 24).into());
             assert!(failures.addresses.arrivals.by_key().contains_key(&first), "old ones made room");

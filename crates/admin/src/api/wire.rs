@@ -1,4 +1,4 @@
-//! Small types that answers of many endpoints have.
+//! Small types that many endpoints answer.
 
 use std::fmt::Display;
 
@@ -16,12 +16,12 @@ pub fn hex(bytes: &[u8]) -> String {
 
 /// What has happened, in words.
 #[derive(Clone, Debug, Serialize, ToSchema)]
-pub struct Words {
-    /// For people.
+pub struct Receipt {
+    /// A sentence for people.
     pub words: String,
 }
 
-/// What an operator's verb comes to, in its words.
-pub fn told(receipt: operate::Result<impl Display>) -> Result<Json<Words>> {
-    Ok(Json(Words { words: receipt?.to_string() }))
+/// The receipt of an operator's verb, in words.
+pub fn receipt(receipt: operate::Result<impl Display>) -> Result<Json<Receipt>> {
+    Ok(Json(Receipt { words: receipt?.to_string() }))
 }
