@@ -6,6 +6,7 @@ use std::time::Duration;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use roundelay::calendar::Calendar;
 use roundelay::clock::{Entropy, Time};
+use roundelay::ids::{Epoch, TickNo};
 use roundelay::job::Envelope;
 use roundelay::ladder::{Ladder, rungs_of_interval};
 use roundelay::ledger::Hint;
@@ -24,11 +25,11 @@ fn messages(criterion: &mut Criterion) {
         kind: "sync-app".into(),
         key: "com.example.app".into(),
         queue: "sync-tracked-ios".into(),
-        epoch: 1_800_000_000_123_456,
-        tick: 1_000,
+        epoch: Epoch(1_800_000_000_123_456),
+        tick: TickNo(1_000),
         attempt: 1,
         due: NOW,
-        parent: 0,
+        parent: Epoch::NONE,
         priority: None,
     };
     let body = hint.envelope("0123456789abcdef").encode();

@@ -216,6 +216,7 @@ pub use roundelay_engine::publish::{PublicationError, Published};
 pub use roundelay_handler::{Context, Handler, HandlerSpan, PermitError};
 pub use roundelay_model::clock::Time;
 pub use roundelay_model::failure::FailedItem;
+pub use roundelay_model::ids::{Epoch, Fence, TickNo};
 pub use roundelay_model::job::{Job, Tick};
 /// What a handler answers.
 ///

@@ -383,7 +383,7 @@ mod run {
             let left = run.job.deadline.since(run.at);
             assert!(left <= timeout && left > timeout - MINUTE, "{left:?} of {timeout:?}");
             match &run.job.tick {
-                Some(tick) => ticks.entry(run.job.key.clone()).or_default().push(tick.tick),
+                Some(tick) => ticks.entry(run.job.key.clone()).or_default().push(tick.tick.get()),
                 None => once.push(run.job.key.clone()),
             }
             run.end(Outcome::Done);

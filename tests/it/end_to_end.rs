@@ -5,6 +5,7 @@ use std::time::Duration;
 use roundelay::Outcome;
 use roundelay::broker::{Destination, Message};
 use roundelay::clock::Time;
+use roundelay::ids::{Epoch, TickNo};
 use roundelay::job::Envelope;
 use roundelay::telemetry::Count;
 use serde_json::json;
@@ -143,7 +144,7 @@ mod run {
         let (seen, mut runs) = tokio::sync::mpsc::unbounded_channel();
         let engine = roundelay::Engine::new(config.clone()).connections(connections.clone());
         let engine = engine.handler("sync", move |job: roundelay::Job, _: roundelay::Context| {
-            seen.send((job.tick.unwrap().tick, job.attempt)).unwrap();
+            seen.send((job.tick.unwrap().tick.get(), job.attempt)).unwrap();
             async move {
                 match job.attempt {
                     1 => panic!("attempt {}", job.attempt),
@@ -202,8 +203,8 @@ mod run {
         forged.chain = Some(roundelay::job::ChainRef {
             ledger: engine.ledger().id().into(),
             epoch,
-            tick: 1,
-            parent: 0,
+            tick: TickNo(1),
+            parent: Epoch::NONE,
             priority: None,
         });
         engine.broker().publish(Message::new(Destination::Queue("work".into()), &forged)).await.unwrap();
@@ -238,8 +239,8 @@ mod run {
             envelope.chain = Some(roundelay::job::ChainRef {
                 ledger: ledger.clone(),
                 epoch: chain.epoch,
-                tick,
-                parent: 0,
+                tick: TickNo(tick),
+                parent: Epoch::NONE,
                 priority: None,
             });
             Message::new(Destination::Queue("work".into()), &envelope)
@@ -388,7 +389,7 @@ mod run {
         let Claim::Granted(grant) = ledger.claim(claim).await.unwrap() else { panic!("not granted") };
         let finish = FinishRequest {
             epoch,
-            tick: 1,
+            tick: TickNo(1),
             attempt: 1,
             fence: grant.fence,
             at: ledger.now(),
@@ -402,7 +403,7 @@ mod run {
             ran: true,
             left_out: (0, 0),
             carry: None,
-            parent: 0,
+            parent: Epoch::NONE,
             from_batch: false,
             members: Vec::new(),
             chains: Vec::new(),

@@ -22,6 +22,7 @@ use roundelay::egress::Reach;
 use roundelay::handler::Handler;
 use roundelay::handler::exec::{ExecHandler, ExecSettings};
 use roundelay::handler::http::{self, Clients, HttpError, HttpHandler, HttpSettings};
+use roundelay::ids::{Epoch, Fence, TickNo};
 use roundelay::job::{Job, Tick};
 use roundelay::outcome::Outcome;
 use serde_json::{Value, json};
@@ -41,7 +42,7 @@ fn job(key: &str, payload: Value) -> Job {
         kind: "sync".into(),
         key: key.into(),
         queue: "sync-npm".into(),
-        tick: Some(Tick { epoch: 7, tick: 3, fence: 9 }),
+        tick: Some(Tick { epoch: Epoch(7), tick: TickNo(3), fence: Fence(9) }),
         attempt: 2,
         owner: None,
         carry: Value::Null,
@@ -707,7 +708,7 @@ mod upstream {
 
     fn package(n: usize, tick: i64) -> Job {
         let name = format!("@scope/p{n}");
-        let tick = Some(Tick { epoch: 1, tick, fence: tick });
+        let tick = Some(Tick { epoch: Epoch(1), tick: TickNo(tick), fence: Fence(tick) });
         Job { tick, ..job(&format!("npm/{name}"), json!({"platform": "npm", "name": name})) }
     }
 

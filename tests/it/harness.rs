@@ -60,7 +60,7 @@ impl Run {
     }
 
     pub fn tick(&self) -> i64 {
-        self.job.tick.expect("a chain's tick").tick
+        self.job.tick.expect("a chain's tick").tick.get()
     }
 }
 

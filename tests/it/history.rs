@@ -1,6 +1,7 @@
 //! The history of attempts stays within bounds, by chains of the engine's own.
 
 use roundelay::engine::Connections;
+use roundelay::ids::Fence;
 use roundelay::ledger::Ledger;
 
 use crate::harness::{Ground, until, worker};
@@ -36,7 +37,7 @@ fn config(ground: &Ground, settings: &str) -> String {
 async fn done(ledger: &dyn Ledger, chore: &str) -> usize {
     let chains = ledger.chains("roundelay.history".into(), chore.into()).await.unwrap();
     let Some(chain) = chains.first() else { return 0 };
-    let records = ledger.attempts(0, 10_000).await.unwrap();
+    let records = ledger.attempts(Fence::NONE, 10_000).await.unwrap();
     let ours = records.iter().filter(|record| record.epoch == chain.hint.epoch);
     ours.filter(|record| record.verdict.as_deref() == Some("done")).count()
 }
@@ -61,7 +62,7 @@ mod run {
             done(&*ledger, "attempts").await > 0 && done(&*ledger, "archive").await > 0
         })
         .await;
-        let tick = async || ledger.chains("sync".into(), "a".into()).await.unwrap()[0].hint.tick;
+        let tick = async || ledger.chains("sync".into(), "a".into()).await.unwrap()[0].hint.tick.get();
         let now = tick().await;
         until("the chain goes on", async || tick().await > now + 2).await;
     }

@@ -11,6 +11,7 @@ use futures_util::future::{BoxFuture, join_all};
 use roundelay::clock::{Entropy, Time};
 use roundelay::failure::FailedItem;
 use roundelay::guard::Guard;
+use roundelay::ids::{Epoch, Fence, TickNo};
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::{
     CatchUp, ChainFilter, ChainOrder, ChainOrders, ChainState, Claim, ClaimId, ClaimRequest, Enrolled, Failures,
@@ -66,7 +67,7 @@ fn recurring() -> Kinds {
     Kinds { all: vec!["sync".into()], recurring: vec!["sync".into()] }
 }
 
-fn done(hint: &Hint, fence: i64, at: Time) -> FinishRequest {
+fn done(hint: &Hint, fence: Fence, at: Time) -> FinishRequest {
     FinishRequest {
         epoch: hint.epoch,
         tick: hint.tick,
@@ -142,7 +143,7 @@ async fn two_concurrent_workers_grant_every_tick_once() {
                             worker.mark_sent(next.sent());
                             hint = next;
                         }
-                        Claim::Stale(_) => hint.tick += 1,
+                        Claim::Stale(_) => hint.tick = hint.tick.next(),
                         Claim::Runs => tokio::task::yield_now().await,
                         other => panic!("{other:?}"),
                     }
@@ -171,9 +172,9 @@ async fn two_concurrent_workers_grant_every_tick_once() {
     }
     let granted = timeout(SOON, runs.join_all()).await.unwrap().concat();
     assert_eq!(granted.len(), CHAINS * TICKS as usize, "every tick of every chain");
-    let ticks: BTreeSet<(i64, i64)> = granted.iter().map(|(epoch, tick, _)| (*epoch, *tick)).collect();
+    let ticks: BTreeSet<(Epoch, TickNo)> = granted.iter().map(|(epoch, tick, _)| (*epoch, *tick)).collect();
     assert_eq!(ticks.len(), granted.len(), "none twice");
-    let mut by_chain: BTreeMap<i64, Vec<(i64, i64)>> = BTreeMap::new();
+    let mut by_chain: BTreeMap<Epoch, Vec<(TickNo, Fence)>> = BTreeMap::new();
     granted.iter().for_each(|(epoch, tick, fence)| by_chain.entry(*epoch).or_default().push((*tick, *fence)));
     for ticks in by_chain.values_mut() {
         ticks.sort_unstable();
@@ -190,7 +191,7 @@ async fn a_session_that_began_while_a_claim_waited_for_the_chain_is_seen_by_that
     let early = ledger.begin_session("early".into(), LEASE).await.unwrap();
     let mut raw = schema.raw().await;
     let other = raw.transaction().await.unwrap();
-    other.execute("SELECT FROM chains WHERE epoch = $1 FOR UPDATE", &[&hint.epoch]).await.unwrap();
+    other.execute("SELECT FROM chains WHERE epoch = $1 FOR UPDATE", &[&hint.epoch.get()]).await.unwrap();
     let claim = tokio::spawn({
         let (ledger, hint) = (ledger.clone(), hint.clone());
         async move { ledger.claim(ClaimRequest { session: early, ..ask(&hint, "early") }).await.unwrap() }
@@ -199,7 +200,7 @@ async fn a_session_that_began_while_a_claim_waited_for_the_chain_is_seen_by_that
         "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid)))";
     until("the claim waits", async || other.query_one(waits, &[]).await.unwrap().get(0)).await;
     let late = ledger.begin_session("late".into(), LEASE).await.unwrap();
-    other.execute("UPDATE chains SET holder = $2 WHERE epoch = $1", &[&hint.epoch, &late]).await.unwrap();
+    other.execute("UPDATE chains SET holder = $2 WHERE epoch = $1", &[&hint.epoch.get(), &late]).await.unwrap();
     other.commit().await.unwrap();
     assert_eq!(claim.await.unwrap(), Claim::Runs, "the chain is held by a session that goes on");
 }
@@ -338,7 +339,7 @@ async fn connections_that_the_server_ends_under_load_double_nothing_and_come_bac
                     other => panic!("{other:?}"),
                 }
             }
-            hint.tick - 1
+            hint.tick.get() - 1
         });
     }
     for _ in 0..BLOWS {
@@ -356,7 +357,7 @@ async fn connections_that_the_server_ends_under_load_double_nothing_and_come_bac
     let all = "SELECT count(*) FROM attempts WHERE verdict = 'done'";
     let all: i64 = raw.query_one(all, &[]).await.unwrap().get(0);
     assert_eq!(all, ticks, "every tick finished");
-    let next = ledger.messages(vec!["work".into()], recurring(), 0, 1).await.unwrap().remove(0);
+    let next = ledger.messages(vec!["work".into()], recurring(), Epoch::NONE, 1).await.unwrap().remove(0);
     assert!(matches!(ledger.claim(ask(&next, "w")).await.unwrap(), Claim::Granted(_)), "it goes on");
 }
 
@@ -377,7 +378,7 @@ async fn a_verb_that_cannot_be_written_fails_alone() {
     // Another client keeps a row locked, for example by hand.
     let mut locked = schema.raw().await;
     let transaction = locked.transaction().await.unwrap();
-    transaction.execute("SELECT 1 FROM chains WHERE epoch = $1 FOR UPDATE", &[&hints[7].epoch]).await.unwrap();
+    transaction.execute("SELECT 1 FROM chains WHERE epoch = $1 FOR UPDATE", &[&hints[7].epoch.get()]).await.unwrap();
     let claims = timeout(SOON, join_all(hints.iter().map(|hint| ledger.claim(ask(hint, "w"))))).await.unwrap();
     for (n, claim) in claims.iter().enumerate() {
         match claim {
@@ -545,7 +546,7 @@ async fn a_commit_whose_answer_is_lost_is_found_out_about() {
     wire.swallowed.notified().await;
     wire.state.send(Passing::All).unwrap();
     let Ok(Claim::Granted(grant)) = claim.await.unwrap() else { panic!("it was granted, and says otherwise") };
-    let records = ledger.attempts(0, 10).await.unwrap();
+    let records = ledger.attempts(Fence::NONE, 10).await.unwrap();
     assert_eq!(records.iter().map(|record| record.fence).collect::<Vec<_>>(), [grant.fence], "once");
     let finish = ledger.finish(done(&hint, grant.fence, grant.at)).await.unwrap();
     assert!(matches!(finish, Finish::Applied(sent) if sent.len() == 1));

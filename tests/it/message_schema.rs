@@ -4,6 +4,7 @@ use jsonschema::Validator;
 use proptest::prelude::*;
 use roundelay::clock::Time;
 use roundelay::guard::IfRunning;
+use roundelay::ids::{Epoch, TickNo};
 use roundelay::job::{ChainRef, Enrolment, Envelope, MAX_KEY, Retirement, Retry, RunNow, Sealed};
 use serde_json::{Map, Value, json};
 
@@ -206,8 +207,15 @@ fn name() -> impl Strategy<Value = String> {
 }
 
 fn envelope() -> impl Strategy<Value = Envelope> {
-    let chain = (name(), 1i64.., 1i64.., prop_oneof![Just(0), 1i64..], prop::option::of(0u8..10))
-        .prop_map(|(ledger, epoch, tick, parent, priority)| ChainRef { ledger, epoch, tick, parent, priority });
+    let chain = (name(), 1i64.., 1i64.., prop_oneof![Just(0), 1i64..], prop::option::of(0u8..10)).prop_map(
+        |(ledger, epoch, tick, parent, priority)| ChainRef {
+            ledger,
+            epoch: Epoch(epoch),
+            tick: TickNo(tick),
+            parent: Epoch(parent),
+            priority,
+        },
+    );
     let retry = ("[0-9a-f]{1,64}", "[0-9a-f]{1,64}").prop_map(|(of, by)| Retry { of, by });
     let some = prop::option::of::<BoxedStrategy<String>>;
     (

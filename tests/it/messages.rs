@@ -9,6 +9,7 @@ use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel};
 use roundelay::Outcome;
 use roundelay::broker::{Broker, Destination, Message};
+use roundelay::ids::{Epoch, TickNo};
 use roundelay::job::{ChainRef, Envelope, MAX_BYTES, MAX_PAYLOAD};
 use roundelay::ledger::{ChainFilter, ChainOrder};
 use roundelay::telemetry::Count;
@@ -181,11 +182,17 @@ mod run {
         let hint = |epoch, tick, attempt| {
             let mut hint = Envelope::job("sync", "x", Value::Null, String::new());
             (hint.id, hint.attempt) = (None, attempt);
-            hint.chain = Some(ChainRef { ledger: ledger.clone(), epoch, tick, parent: 0, priority: None });
+            hint.chain = Some(ChainRef {
+                ledger: ledger.clone(),
+                epoch,
+                tick: TickNo(tick),
+                parent: Epoch::NONE,
+                priority: None,
+            });
             hint.encode()
         };
         // An epoch that was never given, a tick and an attempt that have not begun.
-        let future = [hint(chain.epoch + 1, 1, 1), hint(chain.epoch, 2, 1), hint(chain.epoch, 1, 2)];
+        let future = [hint(Epoch(chain.epoch.get() + 1), 1, 1), hint(chain.epoch, 2, 1), hint(chain.epoch, 1, 2)];
         for hint in &future {
             publish(&engine, "work", hint.clone()).await;
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use reqwest::Method;
 use roundelay::Outcome;
 use roundelay::broker::{Broker, Destination, Message};
+use roundelay::ids::{Epoch, TickNo};
 use roundelay::ledger::{ChainState, ChainView, Ledger};
 use roundelay::outcome::{NewJob, Yield};
 use roundelay::telemetry::Count;
@@ -75,7 +76,7 @@ mod run {
         until("it is pending", async || manual().await.is_some()).await;
         publish(broker, CHORES, &run("a", json!({ "if_running": "beside" }))).await;
         until("there is one at a time", async || telemetry.get(Count::Dropped) == 2).await;
-        let next = chain(ledger, "sync", "a").await.unwrap().hint.tick + 1;
+        let next = chain(ledger, "sync", "a").await.unwrap().hint.tick.next();
         rotation.end(Outcome::Done);
         let second = engine.next().await;
         assert_eq!((second.job.queue.as_str(), &second.job.payload), ("side", &json!("other")));
@@ -117,7 +118,7 @@ mod run {
         let (broker, ledger) = (engine.connections.broker.clone(), engine.connections.ledger.clone());
         let (broker, ledger) = (&*broker, &*ledger);
         let due = || ledger.now().as_millis();
-        let mut last = 0;
+        let mut last = Epoch::NONE;
         for (n, queue) in ["work", "roundelay.lane.1.work", "side", CHORES].into_iter().enumerate() {
             let key = format!("a-{n}");
             let more = json!({
@@ -142,7 +143,11 @@ mod run {
             })
             .await;
             let after = chain(ledger, "sync", &key).await.unwrap();
-            assert_eq!((after.hint.epoch, after.hint.tick), (view.hint.epoch, 2), "the same chain, in its rhythm");
+            assert_eq!(
+                (after.hint.epoch, after.hint.tick),
+                (view.hint.epoch, TickNo(2)),
+                "the same chain, in its rhythm"
+            );
             assert_eq!((after.hint.priority, after.owner, after.schedule), (None, None, view.schedule));
             last = after.hint.epoch;
         }

@@ -11,6 +11,7 @@ use axum::http::header::{AGE, CACHE_CONTROL, DATE, EXPIRES};
 use axum::response::{AppendHeaders, IntoResponse, Response};
 use axum::routing::any;
 use roundelay::clock::Time;
+use roundelay::ids::TickNo;
 use roundelay::ledger::{AttemptRecord, ChainView, Reports};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -27,7 +28,7 @@ async fn ended(world: &World, kind: &str, key: &str) -> (ChainView, AttemptRecor
     let view = async || world.ledger.chains(kind.into(), key.into()).await.unwrap().remove(0);
     until(key, async || view().await.hint.tick > 1).await;
     let (view, attempts) = (view().await, world.attempts().await);
-    let first = attempts.into_iter().find(|attempt| (attempt.epoch, attempt.tick) == (view.hint.epoch, 1));
+    let first = attempts.into_iter().find(|attempt| (attempt.epoch, attempt.tick) == (view.hint.epoch, TickNo(1)));
     (view, first.expect("an attempt is recorded"))
 }
 
@@ -183,13 +184,13 @@ async fn a_program_that_does_not_end_is_killed_after_the_grace() {
     goes_by(s(600)).await;
     assert_eq!(told(&asked).await, "asked\n", "asked first");
     let view = world.ledger.chains("k".into(), "x".into()).await.unwrap().remove(0);
-    assert_eq!((view.hint.tick, view.last_finish), (1, Time::default()), "it still runs");
+    assert_eq!((view.hint.tick, view.last_finish), (TickNo(1), Time::default()), "it still runs");
     goes_by(s(300)).await;
     let (view, first) = ended(&world, "k", "x").await;
     let why = first.reason.as_deref();
     assert_eq!((first.verdict.as_deref(), why), (Some("cut"), Some("its time box of 10m was up")));
     assert!(took(&first) >= s(900) && took(&first) < s(1_440), "{first:?}");
-    assert_eq!((view.hint.tick, view.hint.attempt), (2, 1), "and nothing is tried again");
+    assert_eq!((view.hint.tick, view.hint.attempt), (TickNo(2), 1), "and nothing is tried again");
     let stat = format!("/proc/{}/stat", pid.trim());
     until("it is gone", async || !std::path::Path::new(&stat).exists()).await;
     world.stop().await;

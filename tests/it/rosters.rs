@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Redirect};
 use axum::routing::get;
 use roundelay::clock::{Entropy, Time};
 use roundelay::engine::{Connections, topology_guard};
+use roundelay::ids::{Epoch, Fence};
 use roundelay::ledger::{ChainFilter, ChainOrder, ChainState, ChainView, Kinds, Ledger};
 use serde_json::{Value, json};
 
@@ -137,7 +138,7 @@ mod run {
         write(&list, "key,name\na,1\nb\n");
         let records = async || {
             let chores = ledger.chains("roundelay.roster".into(), "sync".into()).await.unwrap();
-            let records = ledger.attempts(0, 10_000).await.unwrap();
+            let records = ledger.attempts(Fence::NONE, 10_000).await.unwrap();
             records.into_iter().filter(|record| record.epoch == chores[0].hint.epoch).collect::<Vec<_>>()
         };
         let told = "1 of the roster's rows cannot be used; nothing was retired; the first is line 3: 1 columns";
@@ -147,7 +148,7 @@ mod run {
         })
         .await;
         let b = chain(ledger, "b").await.unwrap();
-        until("b ticks on", async || chain(ledger, "b").await.unwrap().hint.tick > b.hint.tick + 1).await;
+        until("b ticks on", async || chain(ledger, "b").await.unwrap().hint.tick > b.hint.tick.next()).await;
         assert_eq!(state(ledger, "c").await, ChainState::Active);
 
         write(&list, "key,name\na,1\nc,3\n");
@@ -447,7 +448,7 @@ async fn chains_of_a_roster_are_spread_flatter_than_random_steps_of_two_seconds(
 
     let ledger = Connections::ledger(&ground.config(&text)).await.unwrap();
     let kinds = Kinds { all: vec!["sync".into()], recurring: vec!["sync".into()] };
-    let hints = ledger.messages(vec!["work".into()], kinds, 0, 2 * FOUND as u32).await.unwrap();
+    let hints = ledger.messages(vec!["work".into()], kinds, Epoch::NONE, 2 * FOUND as u32).await.unwrap();
     assert_eq!(hints.len(), FOUND);
     let first = hints.iter().map(|hint| hint.due).min().unwrap_or_else(|| Time::from_millis(0));
     let ours: Vec<Duration> = hints.iter().map(|hint| hint.due.since(first)).collect();

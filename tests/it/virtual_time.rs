@@ -14,6 +14,7 @@ use roundelay::clock::{Clock, Entropy, Time};
 use roundelay::config::{HandlerSettings, KindSettings};
 use roundelay::engine::Connections;
 use roundelay::engine::life::{Point, Probe};
+use roundelay::ids::Fence;
 use roundelay::job::{Envelope, Job};
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::ledger::{AttemptRecord, Enrolled, Jobs, LedgerClock, LedgerUrl, NewChain, Protocol, Reports};
@@ -201,7 +202,7 @@ impl World {
 
     /// The records of attempts, in order.
     pub async fn attempts(&self) -> Vec<AttemptRecord> {
-        self.ledger.attempts(0, u32::MAX).await.unwrap()
+        self.ledger.attempts(Fence::NONE, u32::MAX).await.unwrap()
     }
 
     /// Minutes and seconds since the beginning, as `mm:ss`.

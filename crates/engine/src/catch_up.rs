@@ -21,6 +21,7 @@ use roundelay_broker::{Depth, PublishError};
 use roundelay_config::CatchUpSettings;
 use roundelay_ledger::{ClaimId, Hint, Holder, LedgerError, LookAgain, OrphanFilter, Overdue};
 use roundelay_model::clock::Time;
+use roundelay_model::ids::Epoch;
 use roundelay_model::job::Envelope;
 use roundelay_model::schedule::spread;
 use tokio::sync::SetOnce;
@@ -543,7 +544,7 @@ async fn overdue_of(needs: &Needs, queue: &str) -> usize {
 
 /// Publishes messages for chains, each due at the given time. Returns the epochs of those that
 /// could not be sent.
-async fn send_all(needs: &Needs, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
+async fn send_all(needs: &Needs, sends: Vec<(Hint, Time)>) -> HashSet<Epoch> {
     let (unsent, failures) = (Mutex::new(HashSet::new()), AtomicUsize::new(0));
     let pace = needs.publishing.dispatch.pace.clone();
     pace.over(sends)
@@ -566,7 +567,8 @@ async fn send_all(needs: &Needs, sends: Vec<(Hint, Time)>) -> HashSet<i64> {
                         failures.fetch_add(1, Ordering::Relaxed);
                         if needs.observing.telemetry.notices.begins("messages that catch-up could not send") {
                             tracing::warn!(
-                                kind = hint.kind, key = hint.key, epoch = hint.epoch, tick = hint.tick, %error,
+                                kind = hint.kind, key = hint.key, epoch = hint.epoch.get(), tick = hint.tick.get(),
+                                %error,
                                 "catch-up could not send a message; it is looked after again"
                             );
                         }
@@ -587,7 +589,7 @@ async fn re_create(needs: &Needs) -> Result<(), String> {
     let overdue = usize::try_from(overdue).unwrap_or(0);
     let window = needs.catch_up.spread.min(SHARE.saturating_mul(u32::try_from(overdue).unwrap_or(u32::MAX)));
     let queues: Vec<String> = needs.queues.keys().cloned().collect();
-    let (start, mut after, mut nth, mut total) = (needs.ledger.now(), 0, 0, 0);
+    let (start, mut after, mut nth, mut total) = (needs.ledger.now(), Epoch::NONE, 0, 0);
     loop {
         let page = needs.ledger.messages(queues.clone(), needs.catalog.names(), after, PER_PAGE).await;
         let page = page.map_err(|error| error.to_string())?;
@@ -656,6 +658,7 @@ async fn take_up_jobs(needs: &Needs, up_to: &mut i64) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use roundelay_model::ids::{Fence, TickNo};
 
     const fn at(secs: i64) -> Time {
         Time::from_millis(secs * 1_000)
@@ -666,14 +669,14 @@ mod tests {
             kind: "k".into(),
             key: "x".into(),
             queue: "q".into(),
-            epoch: 1,
-            tick: 1,
+            epoch: Epoch(1),
+            tick: TickNo(1),
             attempt: 1,
             due: at(100),
-            parent: 0,
+            parent: Epoch::NONE,
             priority: None,
         };
-        Overdue { hint, sent, expected: at(100), watch_at: at(watch_at), looks, holder, claim: (0, 0) }
+        Overdue { hint, sent, expected: at(100), watch_at: at(watch_at), looks, holder, claim: (0, Fence::NONE) }
     }
 
     #[test]

@@ -106,7 +106,7 @@ impl Core {
     /// Whether the ledger is past this tick or attempt, as far as it tells at once. After an outage, messages come for
     /// most chains that run has gone past, and each would take a slot along and hand it back, until that was too old.
     async fn is_past(&self, hint: &Hint) -> bool {
-        if hint.parent != 0 {
+        if !hint.parent.is_none() {
             return false;
         }
         let Ok(chains) = self.ledger.chains(hint.kind.clone(), hint.key.clone()).await else { return false };

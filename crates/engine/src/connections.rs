@@ -8,6 +8,7 @@ use roundelay_config::Config;
 use roundelay_ledger::sqlite::SqliteLedger;
 use roundelay_ledger::{Kinds, Ledger, LedgerError, LedgerUrl, postgres};
 use roundelay_model::clock::{Clock, Entropy};
+use roundelay_model::ids::Epoch;
 use roundelay_model::topology::Names;
 
 use crate::error::StartError;
@@ -94,6 +95,6 @@ pub async fn connect_broker(config: &Config) -> Result<Arc<dyn Broker>, StartErr
 pub async fn knows_chains(ledger: &dyn Ledger, config: &Config) -> Result<bool, LedgerError> {
     let all: Vec<String> = config.kinds.keys().cloned().collect();
     let kinds = Kinds { recurring: all.clone(), all };
-    let found = ledger.messages(config.queues.keys().cloned().collect(), kinds, 0, 1).await?;
+    let found = ledger.messages(config.queues.keys().cloned().collect(), kinds, Epoch::NONE, 1).await?;
     Ok(!found.is_empty())
 }

@@ -15,6 +15,7 @@ use parking_lot::{Mutex, MutexGuard};
 use roundelay_handler::Reports;
 use roundelay_ledger::{Ledger, LedgerError, RunningJob};
 use roundelay_model::clock;
+use roundelay_model::ids::Fence;
 use roundelay_model::progress::{Progress, Report};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
@@ -74,32 +75,36 @@ impl Desk {
             state.jobs.insert(number, job);
             number
         };
-        self.open(number)
+        self.begin(number)
     }
 
     /// A run begins that has this claim.
-    pub fn open(self: &Arc<Self>, fence: i64) -> Open {
+    pub fn open(self: &Arc<Self>, fence: Fence) -> Open {
+        self.begin(fence.get())
+    }
+
+    fn begin(self: &Arc<Self>, number: i64) -> Open {
         // 128 bits that cannot be guessed, whatever else is known of this process.
         let token = self
             .base
             .as_ref()
             .map(|_| clock::secret()[..16].iter().map(|byte| format!("{byte:02x}")).collect::<String>());
         let mut state = self.state();
-        state.runs.insert(fence, None);
+        state.runs.insert(number, None);
         if let Some(token) = &token {
-            state.tokens.insert(token.clone(), fence);
+            state.tokens.insert(token.clone(), number);
         }
         drop(state);
-        Open { desk: self.clone(), fence, token }
+        Open { desk: self.clone(), number, token }
     }
 
-    fn take(&self, fence: i64, report: Report) {
+    fn take(&self, number: i64, report: Report) {
         let now = self.ledger.now();
         let mut state = self.state();
-        let Some(run) = state.runs.get_mut(&fence) else { return };
+        let Some(run) = state.runs.get_mut(&number) else { return };
         let progress = report.after(run.as_ref(), now);
         *run = Some(progress.clone());
-        state.fresh.insert(fence, progress);
+        state.fresh.insert(number, progress);
         drop(state);
         self.news.notify_one();
     }
@@ -111,11 +116,11 @@ impl Desk {
 
     /// Takes a report that came to the URL with this token; answers whether its run goes on.
     pub fn take_by_token(&self, token: &str, report: Report) -> bool {
-        let fence = self.state().tokens.get(token).copied();
-        if let Some(fence) = fence {
-            self.take(fence, report);
+        let number = self.state().tokens.get(token).copied();
+        if let Some(number) = number {
+            self.take(number, report);
         }
-        fence.is_some()
+        number.is_some()
     }
 
     /// Writes what is new, for ever.
@@ -142,9 +147,8 @@ impl Desk {
             state.noted.extend(of_jobs.into_keys());
             (fresh, state.noted_jobs(), std::mem::take(&mut state.ended))
         };
-        let runs = async {
-            if fresh.is_empty() { Ok(()) } else { self.ledger.note_progress(fresh.clone().into_iter().collect()).await }
-        };
+        let told = fresh.iter().map(|(fence, progress)| (Fence(*fence), progress.clone())).collect();
+        let runs = async { if fresh.is_empty() { Ok(()) } else { self.ledger.note_progress(told).await } };
         if let Err(error) = runs.await {
             self.not_written(&error);
             let mut state = self.state();
@@ -183,7 +187,7 @@ impl State {
 /// A run that goes on. When this is dropped, nothing more is taken for it.
 pub struct Open {
     desk: Arc<Desk>,
-    fence: i64,
+    number: i64,
     token: Option<String>,
 }
 
@@ -192,25 +196,25 @@ impl Open {
     pub fn reporter(&self) -> Arc<dyn Reports> {
         let url =
             self.token.as_ref().zip(self.desk.base.as_ref()).map(|(token, base)| format!("{base}/progress/{token}"));
-        Arc::new(Reporter { desk: self.desk.clone(), fence: self.fence, url })
+        Arc::new(Reporter { desk: self.desk.clone(), number: self.number, url })
     }
 
     /// Ends it; answers where it stood.
     pub fn end(self) -> Option<Progress> {
-        self.desk.state().runs.get(&self.fence).cloned().flatten()
+        self.desk.state().runs.get(&self.number).cloned().flatten()
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
         let mut state = self.desk.state();
-        state.runs.remove(&self.fence);
-        state.fresh.remove(&self.fence);
+        state.runs.remove(&self.number);
+        state.fresh.remove(&self.number);
         if let Some(token) = &self.token {
             state.tokens.remove(token);
         }
-        let job = state.jobs.remove(&self.fence);
-        if let Some(job) = job.filter(|_| state.noted.remove(&self.fence)) {
+        let job = state.jobs.remove(&self.number);
+        if let Some(job) = job.filter(|_| state.noted.remove(&self.number)) {
             state.ended.push(job.id);
             drop(state);
             self.desk.news.notify_one();
@@ -220,13 +224,13 @@ impl Drop for Open {
 
 struct Reporter {
     desk: Arc<Desk>,
-    fence: i64,
+    number: i64,
     url: Option<String>,
 }
 
 impl Reports for Reporter {
     fn report(&self, report: Report) {
-        self.desk.take(self.fence, report);
+        self.desk.take(self.number, report);
     }
 
     fn url(&self) -> Option<&str> {
@@ -251,8 +255,8 @@ mod tests {
         // Nothing that two workers have in common makes the URLs, such as a seed.
         let twin = Desk::new(ledger.clone(), "w", base());
         let desk = Desk::new(ledger, "w", base());
-        assert_ne!(twin.open(1).reporter().url(), desk.open(1).reporter().url());
-        let (one, other) = (desk.open(1), desk.open(2));
+        assert_ne!(twin.open(Fence(1)).reporter().url(), desk.open(Fence(1)).reporter().url());
+        let (one, other) = (desk.open(Fence(1)), desk.open(Fence(2)));
         let (reporter, theirs) = (one.reporter(), other.reporter());
         let token = |reporter: &Arc<dyn Reports>| {
             reporter.url().unwrap().strip_prefix("http://here/progress/").unwrap().to_owned()

@@ -198,8 +198,8 @@ async fn check(needs: &Needs) {
                 needs.observing.telemetry.count(Count::LeaseLost);
                 if needs.observing.telemetry.notices.begins("claims that were lost") {
                     tracing::warn!(
-                        epoch,
-                        fence,
+                        epoch = epoch.get(),
+                        fence = fence.get(),
                         "a claim was lost: another worker has the tick, or its chain began anew"
                     );
                 }

@@ -4,15 +4,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use roundelay_model::ids::Epoch;
 
 /// Epochs of chains whose messages this worker holds, with how many of them.
 #[derive(Default)]
-pub(crate) struct Hands(Mutex<HashMap<i64, Held>>);
+pub(crate) struct Hands(Mutex<HashMap<Epoch, Held>>);
 
 /// Notes, while it lives, that a message of this chain is in this worker's hand.
 pub(crate) struct InHand<'a> {
     pub(crate) hands: &'a Hands,
-    pub(crate) epoch: i64,
+    pub(crate) epoch: Epoch,
     pub(crate) turn: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -26,7 +27,7 @@ pub(crate) struct Held {
 }
 
 impl Hands {
-    pub(crate) fn take(&self, epoch: i64) -> InHand<'_> {
+    pub(crate) fn take(&self, epoch: Epoch) -> InHand<'_> {
         let mut held = self.0.lock();
         let held = held.entry(epoch).or_default();
         held.messages += 1;
@@ -34,7 +35,7 @@ impl Hands {
     }
 
     /// How many messages of this chain are in this worker's hand.
-    pub(crate) fn count(&self, epoch: i64) -> u32 {
+    pub(crate) fn count(&self, epoch: Epoch) -> u32 {
         let held = self.0.lock();
         held.get(&epoch).map_or(0, |held| held.messages)
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use roundelay_broker::Delivery;
 use roundelay_model::deaths::SET_ASIDE;
+use roundelay_model::ids::Fence;
 use roundelay_model::job::{ChainRef, Envelope};
 use roundelay_model::outcome::{Decision, Verdict};
 use roundelay_model::reason::{Class, Reason};
@@ -52,7 +53,7 @@ impl Observing {
         &self,
         envelope: &Envelope,
         queue: &QueueRun,
-        claim: Option<(&ChainRef, i64)>,
+        claim: Option<(&ChainRef, Fence)>,
         decision: &Decision,
         fenced: bool,
         trace: &Run,
@@ -92,11 +93,11 @@ impl Observing {
             kind = envelope.kind,
             key = envelope.key,
             queue = &*queue.name,
-            epoch = claim.map(|(chain, _)| chain.epoch),
-            tick = claim.map(|(chain, _)| chain.tick),
+            epoch = claim.map(|(chain, _)| chain.epoch.get()),
+            tick = claim.map(|(chain, _)| chain.tick.get()),
             id = envelope.id,
             attempt = envelope.attempt,
-            fence = claim.map(|(_, fence)| fence),
+            fence = claim.map(|(_, fence)| fence.get()),
             class = class.as_str(),
             code = decision.reason.as_ref().and_then(Reason::code),
             reason,

@@ -11,6 +11,7 @@ use roundelay_ledger::{
 };
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
+use roundelay_model::ids::TickNo;
 use roundelay_model::schedule::{Asleep, Schedule, phase};
 
 /// At most this many chains of each queue are looked at.
@@ -32,7 +33,7 @@ pub struct Sleeper<'a> {
     holder: Holder,
     batch_open: i64,
     asleep: Asleep,
-    started_tick: i64,
+    started_tick: TickNo,
     schedule: Option<&'a str>,
     once: bool,
 }
@@ -77,7 +78,7 @@ pub fn since<'a>(
 ) -> Option<Time> {
     let Sleeper { hint, state, holder, batch_open, asleep, started_tick, schedule, once } = chain.into();
     let sleeps = state == ChainState::Active && !holder.runs() && batch_open == 0 && hint.due > now;
-    if !sleeps || once || hint.parent != 0 {
+    if !sleeps || once || !hint.parent.is_none() {
         return None;
     }
     let of_kind = of_kind(&hint.kind)?;
@@ -178,6 +179,7 @@ fn fits(chain: &Listed, filter: &ListFilter) -> bool {
 mod tests {
     use super::*;
     use roundelay_ledger::ChainFilter;
+    use roundelay_model::ids::{Epoch, Fence};
 
     const fn at(secs: i64) -> Time {
         Time::from_millis(secs * 1_000)
@@ -190,22 +192,22 @@ mod tests {
                 kind: "sync".into(),
                 key: key.into(),
                 queue: "work".into(),
-                epoch: key.len() as i64,
-                tick: 7,
+                epoch: Epoch(key.len() as i64),
+                tick: TickNo(7),
                 attempt: 1,
                 due: at(100_000),
-                parent: 0,
+                parent: Epoch::NONE,
                 priority: None,
             },
             state: ChainState::Active,
-            fence: 1,
+            fence: Fence(1),
             nominal: at(103),
             holder: Holder::None,
             owner: None,
             schedule: None,
             last_start: at(100),
             last_finish: at(100),
-            started_tick: 6,
+            started_tick: TickNo(6),
             batch: (0, 0),
             unavailable: None,
         }
@@ -224,7 +226,7 @@ mod tests {
             ("whoever ran it is gone", |c| c.holder = Holder::Gone, Some(103)),
             ("it waits for its batch", |c| c.batch = (1, 2), None),
             ("stopped", |c| c.state = ChainState::Paused, None),
-            ("put off by a run", |c| c.started_tick = 7, None),
+            ("put off by a run", |c| c.started_tick = TickNo(7), None),
             ("tried again", |c| c.hint.attempt = 2, None),
             ("a schedule of its own", |c| c.schedule = Some("{\"every\":\"2d\"}".into()), None),
             ("a kind without a schedule", |c| c.hint.kind = "report".into(), None),

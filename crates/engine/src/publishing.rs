@@ -13,6 +13,7 @@ use roundelay_ledger::KeptJob;
 use roundelay_model::clock::Entropy;
 use roundelay_model::clock::Time;
 use roundelay_model::encryption::Keyring;
+use roundelay_model::ids::Epoch;
 use roundelay_model::job::{BadMessage, Envelope};
 use roundelay_model::ladder::Hop;
 use roundelay_model::topology::Topology;
@@ -67,7 +68,13 @@ impl Publishing {
     /// Sends what a finish asks for: the successor of the chain with this epoch, on which hangs whether its
     /// predecessor may be acknowledged, and the members of a batch, chains that the run has discovered, and
     /// the chain that has waited for this one. Those that cannot be sent are known to the ledger as unsent.
-    pub(crate) async fn send_all(&self, messages: Vec<Hint>, epoch: i64, decided: Decided, trace: &Run) -> Settlement {
+    pub(crate) async fn send_all(
+        &self,
+        messages: Vec<Hint>,
+        epoch: Epoch,
+        decided: Decided,
+        trace: &Run,
+    ) -> Settlement {
         let (own, others): (Vec<Hint>, Vec<Hint>) = messages.into_iter().partition(|hint| hint.epoch == epoch);
         let others = stream::iter(others).map(async |hint| {
             self.publish_successor(&hint, decided, trace).await;
@@ -119,7 +126,8 @@ impl Publishing {
             Err(error) => {
                 if self.telemetry.notices.begins("successors that could not be sent") {
                     tracing::warn!(
-                        kind = successor.kind, key = successor.key, epoch = successor.epoch, tick = successor.tick, %error,
+                        kind = successor.kind, key = successor.key, epoch = successor.epoch.get(),
+                        tick = successor.tick.get(), %error,
                         "a successor could not be sent; it is sent when its predecessor is delivered again, or by catch-up"
                     );
                 }

@@ -13,6 +13,7 @@ use roundelay_config::CatchUpSettings;
 use roundelay_config::Config;
 use roundelay_config::change::{Change, compare};
 use roundelay_ledger::{ChainFilter, Cursor, LedgerError, ListFilter, Listed};
+use roundelay_model::ids::TickNo;
 use roundelay_model::schedule::Schedule;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -161,7 +162,7 @@ async fn replan(
     mover: &Rescheduler,
     page: &[Listed],
     schedule: &Schedule,
-    running: &mut Vec<(String, Option<i64>)>,
+    running: &mut Vec<(String, Option<TickNo>)>,
 ) -> Result<u64, LedgerError> {
     let answers = mover.replan(page, schedule, true).await?;
     let again = page.iter().zip(&answers).filter(|(_, answer)| matches!(answer, Replanned::Runs | Replanned::Changed));

@@ -10,6 +10,7 @@ use roundelay_config::{Config, OwnSchedule};
 use roundelay_ledger::{ChainFilter, ChainState, ChainView, Hint, Ledger, LedgerError, ListFilter, Listed, Move};
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Entropy, Time};
+use roundelay_model::ids::TickNo;
 use roundelay_model::schedule::{Asleep, Balance, Moved, Schedule, Setting, phase};
 use tokio::time::sleep;
 
@@ -198,7 +199,7 @@ impl Rescheduler {
     pub async fn settle(
         &self,
         kind: &str,
-        mut waiting: Vec<(String, Option<i64>)>,
+        mut waiting: Vec<(String, Option<TickNo>)>,
         of_kind: &Schedule,
         patience: Duration,
     ) -> Result<(u64, Vec<String>), LedgerError> {

@@ -294,7 +294,7 @@ impl<'a> ChainRun<'a> {
 
     /// Whether it is a manual run of its chain.
     fn is_manual(&self) -> bool {
-        self.grant.once && self.chain.parent == 0
+        self.grant.once && self.chain.parent.is_none()
     }
 
     /// Whether the chain does not wait for the end of its runs.

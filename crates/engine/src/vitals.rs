@@ -18,6 +18,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use roundelay_ledger::ClaimId;
 use roundelay_model::clock::instant;
+use roundelay_model::ids::{Epoch, Fence};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -48,7 +49,7 @@ pub struct Vitals {
     /// Wakes in the order of waiting, so that a simulation, which has one thread, tells the same each time: Tokio's `watch`
     /// wakes by dice of its own.
     pub(super) begun: Notify,
-    claims: Mutex<BTreeMap<i64, Arc<Claimed>>>,
+    claims: Mutex<BTreeMap<Fence, Arc<Claimed>>>,
 }
 
 /// A claim of this worker.
@@ -79,7 +80,7 @@ impl Vitals {
     }
 
     /// Keeps a claim that was made for `term`.
-    pub fn hold(&self, term: Arc<Term>, epoch: i64, fence: i64) -> Lease<'_> {
+    pub fn hold(&self, term: Arc<Term>, epoch: Epoch, fence: Fence) -> Lease<'_> {
         let (lost, finishes) = (CancellationToken::new(), AtomicBool::new(false));
         let (claim, session) = (ClaimId { epoch, fence }, term.session);
         let claimed = Arc::new(Claimed { claim, session, lost, finishes });
@@ -125,7 +126,7 @@ impl Vitals {
         term.over.is_cancelled() || instant() + self.margin() >= *term.ends()
     }
 
-    pub(super) fn claims(&self) -> MutexGuard<'_, BTreeMap<i64, Arc<Claimed>>> {
+    pub(super) fn claims(&self) -> MutexGuard<'_, BTreeMap<Fence, Arc<Claimed>>> {
         self.claims.lock()
     }
 

@@ -2,6 +2,7 @@
 //! standard input of a program. `docs/handlers.md` documents it.
 
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::job::Job;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -34,9 +35,9 @@ pub struct JobView<'a> {
 
 #[derive(Debug, Serialize)]
 struct ChainView {
-    epoch: i64,
-    tick: i64,
-    fence: i64,
+    epoch: Epoch,
+    tick: TickNo,
+    fence: Fence,
 }
 
 impl<'a> JobView<'a> {
@@ -82,7 +83,7 @@ mod tests {
             kind: "sync".into(),
             key: "npm/@types/node".into(),
             queue: "sync-npm".into(),
-            tick: Some(Tick { epoch: 7, tick: 3, fence: 9 }),
+            tick: Some(Tick { epoch: Epoch(7), tick: TickNo(3), fence: Fence(9) }),
             attempt: 2,
             owner: Some("team".into()),
             carry: json!({"page": 7}),

@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, Fence};
 
 use crate::chain::{Hint, Holder, Kinds};
 use crate::error::LedgerError;
@@ -24,7 +25,7 @@ pub struct Overdue {
     /// Who has claimed the chain.
     pub holder: Holder,
     /// The session that has claimed the chain, and the claim's fence.
-    pub claim: (i64, i64),
+    pub claim: (i64, Fence),
 }
 
 /// Which chains to look for that a worker or the broker may have left behind.
@@ -42,7 +43,7 @@ pub struct OrphanFilter {
 #[derive(Clone, Copy, Debug)]
 pub struct LookAgain {
     /// The chain's incarnation.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// What [`Overdue::watch_at`] was.
     pub from: Time,
     /// What it becomes.
@@ -99,7 +100,7 @@ pub trait CatchUp {
         &self,
         queues: Vec<String>,
         kinds: Kinds,
-        after: i64,
+        after: Epoch,
         limit: u32,
     ) -> Result<Vec<Hint>, LedgerError>;
 

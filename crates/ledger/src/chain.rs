@@ -1,6 +1,7 @@
 //! A chain: its state, its holder, and the message of its current tick.
 
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, TickNo};
 use roundelay_model::job::{ChainRef, Envelope, VERSION};
 
 /// What a chain is doing, as the ledger stores it.
@@ -66,15 +67,15 @@ pub struct Hint {
     /// The platform queue.
     pub queue: String,
     /// The chain's incarnation.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// The occurrence, from 1.
-    pub tick: i64,
+    pub tick: TickNo,
     /// The try, from 1.
     pub attempt: u32,
     /// When the attempt is due.
     pub due: Time,
     /// The epoch of the chain whose batch this is a member of; zero when it is none.
-    pub parent: i64,
+    pub parent: Epoch,
     /// See [`NewChain::priority`](crate::NewChain::priority).
     pub priority: Option<u8>,
 }
@@ -120,9 +121,9 @@ impl Hint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     /// The chain's incarnation.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// The occurrence.
-    pub tick: i64,
+    pub tick: TickNo,
     /// The try.
     pub attempt: u32,
     /// When it is due.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use roundelay_model::clock::Time;
 use roundelay_model::failure::Batch;
 use roundelay_model::guard::{Guard, Refusal};
+use roundelay_model::ids::{Epoch, Fence};
 
 use crate::chain::Hint;
 
@@ -34,9 +35,9 @@ pub struct ClaimRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClaimId {
     /// The chain's incarnation.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// The claim.
-    pub fence: i64,
+    pub fence: Fence,
 }
 
 /// The answer to a [`ClaimRequest`].
@@ -80,7 +81,7 @@ pub enum Claim {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grant {
     /// Names this claim; the finish succeeds only while it is the chain's last.
-    pub fence: i64,
+    pub fence: Fence,
     /// When a run of the chain last started before this; zero when none has.
     pub last_start: Time,
     /// When the tick was first due.

@@ -6,6 +6,7 @@ use roundelay_model::clock::Time;
 use roundelay_model::deaths;
 use roundelay_model::deaths::{Company, SUSPECTED};
 use roundelay_model::guard::{Guard, IfRunning, Manual, Past, Refusal};
+use roundelay_model::ids::{Epoch, TickNo};
 use roundelay_model::schedule::own_interval;
 
 use crate::chain::{ChainState, Hint, Holder};
@@ -41,7 +42,7 @@ pub struct ChainRow {
     /// Of a rotation: a manual run of its chain may not have ended.
     pub beside: bool,
     /// The tick of which a run last started.
-    pub started_tick: i64,
+    pub started_tick: TickNo,
     /// When a run last started; zero when none has.
     pub last_start: Time,
     /// When a run last ended; zero when none has.
@@ -63,13 +64,13 @@ impl ChainRow {
     /// manual run that may not have ended. In its first tick a rotation looks whatever it says: where both began at the
     /// same moment, in transactions that did not see each other, it does not know of the other.
     pub fn has_twin(&self) -> bool {
-        self.hint.parent == 0 && (self.once || self.beside || self.hint.tick == 1)
+        self.hint.parent.is_none() && (self.once || self.beside || self.hint.tick == TickNo::FIRST)
     }
 
     /// The epoch of the rotation, which is this row or its twin, if it must be marked: a manual run of it may not have
     /// ended. Of two rows that began without seeing each other, one is claimed first, and that claim or the next sees
     /// both.
-    pub fn untold(&self, twin: &Self) -> Option<i64> {
+    pub fn untold(&self, twin: &Self) -> Option<Epoch> {
         let (rotation, manual) = if self.once { (twin, self) } else { (self, twin) };
         (!rotation.beside && manual.state != ChainState::Retired).then_some(rotation.hint.epoch)
     }
@@ -116,7 +117,7 @@ pub fn decide_claim(
     let asked = &request.hint;
     // Chains are never deleted, so one that is not known was begun after this copy of the ledger. Members
     // of a batch go when it has ended.
-    let Some(row) = row else { return answer(if asked.parent == 0 { Claim::Future } else { Claim::Idle }) };
+    let Some(row) = row else { return answer(if asked.parent.is_none() { Claim::Future } else { Claim::Idle }) };
     if asked.epoch != row.hint.epoch {
         return answer(if asked.epoch > row.hint.epoch { Claim::Future } else { Claim::Idle });
     }
@@ -159,7 +160,7 @@ pub fn decide_claim(
     if !again && let Some(judgement) = after_deaths(row, request) {
         return judgement;
     }
-    if row.hint.parent == 0
+    if row.hint.parent.is_none()
         && let Some(judgement) = beside_twin(row, twin, request, now)
     {
         return judgement;
@@ -223,11 +224,11 @@ mod tests {
             kind: "k".into(),
             key: "x".into(),
             queue: "q".into(),
-            epoch: 5,
-            tick: 3,
+            epoch: Epoch(5),
+            tick: TickNo(3),
             attempt: 2,
             due: Time::from_millis(1_000),
-            parent: 0,
+            parent: Epoch::NONE,
             priority: None,
         };
         ChainRow {
@@ -241,7 +242,7 @@ mod tests {
             once: false,
             manual: Manual::default(),
             beside: false,
-            started_tick: 2,
+            started_tick: TickNo(2),
             last_start: Time::from_millis(950),
             last_finish: Time::from_millis(960),
             batch_open: 0,
@@ -250,7 +251,7 @@ mod tests {
     }
 
     fn ask(tick: i64, attempt: u32) -> ClaimRequest {
-        let hint = Hint { tick, attempt, ..row().hint };
+        let hint = Hint { tick: TickNo(tick), attempt, ..row().hint };
         ClaimRequest {
             hint,
             worker: "w".into(),
@@ -280,7 +281,12 @@ mod tests {
         };
         let table = [
             ("a guard says no", row(), guarded(), ClaimDecision::Grant(Some(refused))),
-            ("the tick has started before", changed(|r| r.started_tick = 3), guarded(), ClaimDecision::Grant(None)),
+            (
+                "the tick has started before",
+                changed(|r| r.started_tick = TickNo(3)),
+                guarded(),
+                ClaimDecision::Grant(None),
+            ),
             ("single ticks are not guarded", changed(|r| r.once = true), guarded(), ClaimDecision::Grant(None)),
             ("waits for its batch", changed(|r| r.batch_open = 1), ask(3, 2), answer(Claim::Idle)),
             ("no schedule", row(), ClaimRequest { recurs: false, ..ask(3, 2) }, answer(Claim::NoSchedule)),
@@ -358,9 +364,9 @@ mod tests {
             "a chain that the ledger does not know"
         );
         let mut member = ask(1, 1);
-        member.hint.parent = 4;
+        member.hint.parent = Epoch(4);
         assert_eq!(decide_claim(None, None, &member, now), answer(Claim::Idle), "a member of a batch that has ended");
-        let epoch = |epoch| ClaimRequest { hint: Hint { epoch, ..ask(3, 2).hint }, ..ask(3, 2) };
+        let epoch = |epoch| ClaimRequest { hint: Hint { epoch: Epoch(epoch), ..ask(3, 2).hint }, ..ask(3, 2) };
         assert_eq!(decide_claim(Some(&row()), None, &epoch(4), now), answer(Claim::Idle), "begun anew since");
         assert_eq!(
             decide_claim(Some(&row()), None, &epoch(6), now),
@@ -413,7 +419,7 @@ mod tests {
         };
         let (refuse, after) = (manual(IfRunning::Refuse, false), manual(IfRunning::After, false));
         let beside = manual(IfRunning::Beside, false);
-        let begun = |row: &ChainRow| ChainRow { started_tick: 3, ..row.clone() };
+        let begun = |row: &ChainRow| ChainRow { started_tick: TickNo(3), ..row.clone() };
         let runs = |row: &ChainRow| ChainRow { holder: Holder::Alive, ..row.clone() };
         let looks_again = ClaimDecision::Answer(Claim::Waits { until: Time::from_millis(11_000) });
         let (grant, running) = (ClaimDecision::Grant(None), ClaimDecision::Grant(Some(Refusal::Running)));
@@ -457,24 +463,29 @@ mod tests {
 
     #[test]
     fn a_table_of_twins() {
-        let in_tick = |tick, row: &ChainRow| ChainRow { hint: Hint { tick, ..row.hint.clone() }, ..row.clone() };
+        let in_tick =
+            |tick, row: &ChainRow| ChainRow { hint: Hint { tick: TickNo(tick), ..row.hint.clone() }, ..row.clone() };
         let (rotation, told) = (row(), ChainRow { beside: true, ..row() });
-        let manual = ChainRow { once: true, hint: Hint { epoch: 6, ..row().hint }, ..row() };
+        let manual = ChainRow { once: true, hint: Hint { epoch: Epoch(6), ..row().hint }, ..row() };
         let looks = [
             ("a rotation alone", &rotation, false),
             ("in its first tick", &in_tick(1, &rotation), true),
             ("a rotation that was told", &told, true),
             ("a manual run", &manual, true),
-            ("a member of a batch", &ChainRow { hint: Hint { parent: 4, ..row().hint }, ..in_tick(1, &manual) }, false),
+            (
+                "a member of a batch",
+                &ChainRow { hint: Hint { parent: Epoch(4), ..row().hint }, ..in_tick(1, &manual) },
+                false,
+            ),
         ];
         for (label, row, expected) in looks {
             assert_eq!(row.has_twin(), expected, "{label}");
         }
         let to_be_told = [
-            ("neither saw the other begin", &rotation, &manual, Some(5)),
+            ("neither saw the other begin", &rotation, &manual, Some(Epoch(5))),
             ("it was told", &told, &manual, None),
             ("the manual run has ended", &rotation, &ended(&manual), None),
-            ("it is paused", &rotation, &ChainRow { state: ChainState::Paused, ..manual.clone() }, Some(5)),
+            ("it is paused", &rotation, &ChainRow { state: ChainState::Paused, ..manual.clone() }, Some(Epoch(5))),
         ];
         for (label, rotation, manual, expected) in to_be_told {
             assert_eq!(rotation.untold(manual), expected, "{label}");

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use roundelay_model::clock::Time;
 use roundelay_model::failure::FailedItem;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 
@@ -33,13 +34,13 @@ pub struct Member {
 #[derive(Clone, Debug)]
 pub struct FinishRequest {
     /// The chain's incarnation.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// The occurrence that ran.
-    pub tick: i64,
+    pub tick: TickNo,
     /// The try that ran.
     pub attempt: u32,
     /// The claim.
-    pub fence: i64,
+    pub fence: Fence,
     /// When it ended.
     pub at: Time,
     /// What follows.
@@ -63,7 +64,7 @@ pub struct FinishRequest {
     /// What is handed on to the next run, as JSON text; `None` leaves what was handed on before.
     pub carry: Option<String>,
     /// See [`Hint::parent`].
-    pub parent: i64,
+    pub parent: Epoch,
     /// The tick had waited for a batch, which is over with this: see [`Grant::batch`](crate::Grant::batch).
     pub from_batch: bool,
     /// With [`Next::Gather`]: what the tick waits for.
@@ -76,13 +77,13 @@ pub struct FinishRequest {
 
 impl FinishRequest {
     /// Where the chain stands afterwards: tick, attempt, due.
-    pub fn place(&self) -> (i64, u32, Time) {
+    pub fn place(&self) -> (TickNo, u32, Time) {
         match self.next {
-            Next::Tick { due, .. } => (self.tick + 1, 1, due),
+            Next::Tick { due, .. } => (self.tick.next(), 1, due),
             Next::Gather => (self.tick, self.attempt, self.at),
             Next::Attempt { attempt, due } => (self.tick, attempt, due),
             Next::Snooze { due } => (self.tick, self.attempt, due),
-            Next::End => (self.tick + 1, 1, self.at),
+            Next::End => (self.tick.next(), 1, self.at),
         }
     }
 

@@ -1,6 +1,7 @@
 //! What operators ask about many chains, and how chains are moved in time.
 
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 
 use crate::chain::{ChainState, Hint, Holder};
 use crate::orders::ChainFilter;
@@ -56,7 +57,7 @@ pub struct Listed {
     /// What it is doing.
     pub state: ChainState,
     /// The last claim.
-    pub fence: i64,
+    pub fence: Fence,
     /// When the tick is nominally due.
     pub nominal: Time,
     /// Who has claimed it.
@@ -70,7 +71,7 @@ pub struct Listed {
     /// When a run last ended; zero when none has.
     pub last_finish: Time,
     /// The tick of which a run last started.
-    pub started_tick: i64,
+    pub started_tick: TickNo,
     /// Members of the batch that it waits for: those that have not ended, and all. Zero without one.
     pub batch: (i64, i64),
     /// Why its entity is unavailable, when a run has ended the chain for that: the name of the reason, if it
@@ -100,9 +101,9 @@ pub struct OwnerCensus {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
     /// The chain's incarnation.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// The tick that was seen.
-    pub tick: i64,
+    pub tick: TickNo,
     /// When it was due.
     pub from: Time,
     /// When it is nominally due now.

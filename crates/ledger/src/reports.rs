@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::progress::Progress;
 
 use crate::census::Census;
@@ -46,7 +47,7 @@ pub struct ChainView {
     /// Who has claimed it.
     pub holder: Holder,
     /// The last claim.
-    pub fence: i64,
+    pub fence: Fence,
     /// Whether its message is known to have been sent.
     pub sent: bool,
     /// How often catch-up has sent it.
@@ -66,7 +67,7 @@ pub struct ChainView {
     /// When a run last ended; zero when none has.
     pub last_finish: Time,
     /// The tick of which a run last started.
-    pub started_tick: i64,
+    pub started_tick: TickNo,
     /// Members of the batch that it waits for: those that have not ended, and all. Zero without one.
     pub batch: (i64, i64),
     /// See [`NewChain::depth`](crate::NewChain::depth).
@@ -77,11 +78,11 @@ pub struct ChainView {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttemptRecord {
     /// The claim.
-    pub fence: i64,
+    pub fence: Fence,
     /// The chain's incarnation.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// The occurrence.
-    pub tick: i64,
+    pub tick: TickNo,
     /// The try.
     pub attempt: u32,
     /// Who claimed it.
@@ -144,11 +145,11 @@ pub trait Reports {
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError>;
+    async fn history(&self, fence: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError>;
 
     /// Records of attempts with fences above `after`, in their order.
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError>;
+    async fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError>;
 }

@@ -1,6 +1,7 @@
 //! The verbs that hold a kind's chains to its roster.
 
 use async_trait::async_trait;
+use roundelay_model::ids::Epoch;
 
 use crate::chain::ChainState;
 use crate::error::LedgerError;
@@ -11,7 +12,7 @@ pub struct Enlisted {
     /// Which entity.
     pub key: String,
     /// The chain's incarnation.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// What it is doing.
     pub state: ChainState,
 }
@@ -32,7 +33,7 @@ pub trait Rosters {
     ///
     /// # Errors
     /// When it is not known to be written.
-    async fn depart(&self, epochs: Vec<i64>) -> Result<u64, LedgerError>;
+    async fn depart(&self, epochs: Vec<Epoch>) -> Result<u64, LedgerError>;
 
     /// Those of `keys` whose chains ended by [`Rosters::depart`], and have not begun anew since.
     ///

@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use roundelay_model::deaths::Hands;
+use roundelay_model::ids::Fence;
 use roundelay_model::progress::Progress;
 
 use crate::error::LedgerError;
@@ -78,5 +79,5 @@ pub trait Running {
     ///
     /// # Errors
     /// When it is not known to be written. No decision depends on it.
-    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError>;
+    async fn note_progress(&self, runs: Vec<(Fence, Progress)>) -> Result<(), LedgerError>;
 }

@@ -3,6 +3,7 @@
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
+use roundelay_model::ids::Fence;
 use serde::Serialize;
 
 use crate::error::LedgerError;
@@ -106,7 +107,7 @@ pub trait Search {
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn histories(&self, fences: Vec<i64>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>, LedgerError>;
+    async fn histories(&self, fences: Vec<Fence>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>, LedgerError>;
 
     /// Attempts with fences below `before`, latest first, at most `limit`; at most `effort` records are looked at. The
     /// place is a fence.
@@ -116,10 +117,10 @@ pub trait Search {
     async fn runs(
         &self,
         filter: RunFilter,
-        before: Option<i64>,
+        before: Option<Fence>,
         limit: u32,
         effort: u32,
-    ) -> Result<Found<NamedAttempt, i64>, LedgerError>;
+    ) -> Result<Found<NamedAttempt, Fence>, LedgerError>;
 
     /// How many kept failures have which reason, those with the most first.
     ///

@@ -18,6 +18,7 @@ use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::encryption::{Unopened, is_sealed, longest};
 use crate::guard::IfRunning;
+use crate::ids::{Epoch, Fence, TickNo};
 use crate::lanes::MAX_LANES;
 use crate::trace_context::Carried;
 
@@ -168,19 +169,19 @@ pub struct ChainRef {
     /// The ledger that knows the chain.
     pub ledger: String,
     /// The chain's epoch: unique in that ledger, never reused.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// The occurrence, from 1.
-    pub tick: i64,
+    pub tick: TickNo,
     /// In a message of a member of a batch: the epoch of the chain that waits for it.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub parent: i64,
+    #[serde(default, skip_serializing_if = "Epoch::is_none")]
+    pub parent: Epoch,
     /// The chain's own priority, in place of its kind's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u8>,
 }
 
 /// What the runs of a tick are called: `LEDGER-EPOCH-TICK`, the same for each attempt.
-pub fn run_id(ledger: &str, epoch: i64, tick: i64) -> String {
+pub fn run_id(ledger: &str, epoch: Epoch, tick: TickNo) -> String {
     format!("{ledger}-{epoch}-{tick}")
 }
 
@@ -191,9 +192,9 @@ impl ChainRef {
     }
 
     /// The epoch and tick of which `run_id` is the [name](run_id); `None` for what is no tick of this ledger.
-    pub fn epoch_and_tick(ledger: &str, run_id: &str) -> Option<(i64, i64)> {
+    pub fn epoch_and_tick(ledger: &str, run_id: &str) -> Option<(Epoch, TickNo)> {
         let (epoch, tick) = run_id.strip_prefix(ledger)?.strip_prefix('-')?.split_once('-')?;
-        Some((epoch.parse().ok()?, tick.parse().ok()?))
+        Some((Epoch(epoch.parse().ok()?), TickNo(tick.parse().ok()?)))
     }
 }
 
@@ -249,10 +250,6 @@ fn objects<'de, D: Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> R
 
 fn first() -> u32 {
     1
-}
-
-fn is_zero(number: &i64) -> bool {
-    *number == 0
 }
 
 fn is_none(depth: &u32) -> bool {
@@ -311,7 +308,7 @@ pub enum BadMessage {
     #[error("epoch {epoch} is that of {kind} {key}, not of this message's chain: was an older ledger restored?")]
     OtherChain {
         /// The epoch named in the message.
-        epoch: i64,
+        epoch: Epoch,
         /// The kind of the chain that has it.
         kind: String,
         /// The key of the chain that has it.
@@ -329,9 +326,9 @@ pub enum BadMessage {
     #[error("epoch {epoch} tick {tick} is ahead of the ledger: was an older ledger restored?")]
     Future {
         /// The epoch named in the message.
-        epoch: i64,
+        epoch: Epoch,
         /// The tick named in the message.
-        tick: i64,
+        tick: TickNo,
     },
 }
 
@@ -622,11 +619,11 @@ pub struct Job {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tick {
     /// The chain's incarnation.
-    pub epoch: i64,
+    pub epoch: Epoch,
     /// The occurrence, from 1.
-    pub tick: i64,
+    pub tick: TickNo,
     /// This attempt's claim; grows with every claim of the chain.
-    pub fence: i64,
+    pub fence: Fence,
 }
 
 /// The first eight bytes, big-endian, of SHA-256 over `kind NUL key NUL occurrence`, where the
@@ -655,7 +652,13 @@ mod tests {
     fn what_is_encoded_decodes_to_the_same() {
         let mut hint = Envelope::job("sync", "π", json!({"a": [1, null]}), "x".into());
         assert_eq!(Envelope::decode(&hint.encode()).unwrap(), hint);
-        hint.chain = Some(ChainRef { ledger: "l".into(), epoch: 7, tick: 3, parent: 0, priority: None });
+        hint.chain = Some(ChainRef {
+            ledger: "l".into(),
+            epoch: Epoch(7),
+            tick: TickNo(3),
+            parent: Epoch::NONE,
+            priority: None,
+        });
         hint.attempt = 2;
         hint.due = Some(Time::from_millis(1_790_000_000_000));
         hint.queue = Some("q".into());

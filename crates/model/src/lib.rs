@@ -16,8 +16,8 @@
 //!    kept of it. [`progress`]: how far a run has come.
 //! 6. [`schedule`]: when the next tick is due. [`calendar`] and [`clock`]: the ledger's time and the wall clock.
 //!
-//! Beside that: [`backoff`], the pauses between attempts; [`egress`], where HTTP calls may lead; [`scope`], what a token
-//! may do; [`secret`], text that is not shown.
+//! Beside that: [`backoff`], the pauses between attempts; [`egress`], where HTTP calls may lead; [`ids`], the numbers
+//! of chains, ticks and claims; [`scope`], what a token may do; [`secret`], text that is not shown.
 //!
 //! Layer: the lowest. May use: serde, jiff, ciphers; of tokio only its clock.
 
@@ -30,6 +30,7 @@ pub mod encryption;
 pub mod failure;
 pub mod fleet;
 pub mod guard;
+pub mod ids;
 pub mod job;
 pub mod ladder;
 pub mod lanes;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use roundelay_ledger::ClaimRequest;
+use roundelay_model::ids::Epoch;
 use tokio::sync::mpsc;
 
 use super::plan::Astray;
@@ -28,7 +29,7 @@ struct State {
     /// What befalls which claim from now on, by which fault.
     armed: Vec<(Astray, usize, usize)>,
     /// Claims that did not reach the ledger, by worker, run and epoch: by which fault.
-    lost: BTreeMap<(usize, usize, i64), usize>,
+    lost: BTreeMap<(usize, usize, Epoch), usize>,
 }
 
 /// What befalls a claim.

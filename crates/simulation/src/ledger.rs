@@ -15,6 +15,7 @@ use roundelay_model::clock::Time;
 use roundelay_model::deaths::Hands;
 use roundelay_model::failure::{FailedItem, Failure, ItemEnd};
 use roundelay_model::fleet::{FleetOrder, FleetOrders, Presence, Subject, ThroughputSample};
+use roundelay_model::ids::{Epoch, Fence};
 use roundelay_model::pacing::orders::{Orders, ThrottleOrder};
 use roundelay_model::pacing::{SlotRequest, SlotResponse};
 use roundelay_model::progress::Progress;
@@ -175,7 +176,7 @@ forward! {
     impl CatchUp {
         read overdue(queue: String, kinds: Kinds, now: Time, session: Option<i64>, limit: u32) -> Vec<Overdue>;
         read orphans(queue: String, kinds: Kinds, left: OrphanFilter, limit: u32) -> Vec<Overdue>;
-        read messages(queues: Vec<String>, kinds: Kinds, after: i64, limit: u32) -> Vec<Hint>;
+        read messages(queues: Vec<String>, kinds: Kinds, after: Epoch, limit: u32) -> Vec<Hint>;
         read furthest(queue: String, limit: u32) -> Vec<Listed>;
     }
 
@@ -294,7 +295,7 @@ forward! {
         write take_in_hand(job: String, session: i64) -> ();
         write out_of_hand(job: String) -> ();
         read running(kind: String, key: String) -> Vec<RunningJob>;
-        write note_progress(runs: Vec<(i64, Progress)>) -> ();
+        write note_progress(runs: Vec<(Fence, Progress)>) -> ();
     }
 }
 
@@ -320,7 +321,7 @@ forward! {
 forward! {
     impl Rosters {
         read enlisted(kind: String, after: String, limit: u32) -> Vec<Enlisted>;
-        write depart(epochs: Vec<i64>) -> u64;
+        write depart(epochs: Vec<Epoch>) -> u64;
         read departed(kind: String, keys: Vec<String>) -> Vec<String>;
     }
 }
@@ -432,16 +433,16 @@ forward! {
         read owners(after: String, limit: u32) -> Vec<OwnerCensus>;
         read late(before: Time, limit: u32) -> Vec<LateChain>;
         read census(slack: Duration) -> Census;
-        read history(fence: i64, limit: u32) -> Vec<AttemptRecord>;
-        read attempts(after: i64, limit: u32) -> Vec<AttemptRecord>;
+        read history(fence: Fence, limit: u32) -> Vec<AttemptRecord>;
+        read attempts(after: Fence, limit: u32) -> Vec<AttemptRecord>;
     }
 }
 
 forward! {
     impl Search {
         read search(filter: ListFilter, after: Option<Cursor>, limit: u32, effort: u32) -> Found<Listed, Cursor>;
-        read histories(fences: Vec<i64>, limit: u32) -> Vec<Vec<AttemptRecord>>;
-        read runs(filter: RunFilter, before: Option<i64>, limit: u32, effort: u32) -> Found<NamedAttempt, i64>;
+        read histories(fences: Vec<Fence>, limit: u32) -> Vec<Vec<AttemptRecord>>;
+        read runs(filter: RunFilter, before: Option<Fence>, limit: u32, effort: u32) -> Found<NamedAttempt, Fence>;
         read reasons(filter: FailureFilter) -> Vec<ReasonCount>;
         read quarantined(before: Option<i64>, limit: u32) -> Vec<QuarantinedMessage>;
         write forget_quarantined(numbers: Vec<i64>) -> u64;

@@ -1,6 +1,7 @@
 //! A tick that waits for the end of many others.
 
 use roundelay::failure::Batch;
+use roundelay::ids::{Epoch, Fence, TickNo};
 use roundelay::ledger::Member;
 
 use super::*;
@@ -52,14 +53,14 @@ async fn a_tick_waits_for_all_its_members_and_is_finished_once() {
         let Finish::Applied(follows) = ledger.finish(last.clone()).await.unwrap() else { panic!("fenced") };
         assert_eq!(
             follows.iter().map(|hint| (hint.epoch, hint.tick, hint.attempt)).collect::<Vec<_>>(),
-            [(hint.epoch, 1, 1)]
+            [(hint.epoch, TickNo(1), 1)]
         );
         ledger.finish(last).await.unwrap();
         let grant = granted(ledger, &follows[0], LEASE).await;
         assert_eq!(grant.batch, Some(Batch { total: 3, failed: 1 }));
         let request = FinishRequest { from_batch: true, ..end(&hint, grant.fence, due, tick(due), Verdict::Done) };
         let next = written(ledger, request.clone()).await;
-        assert_eq!((next.epoch, next.tick), (hint.epoch, 2));
+        assert_eq!((next.epoch, next.tick), (hint.epoch, TickNo(2)));
         assert_eq!(ledger.finish(request).await.unwrap(), applied(next.clone()), "exactly once");
         // A message of a member that is gone runs nothing, and is no alarm.
         assert_eq!(ledger.claim(ask(ledger, &members[1], LEASE).await).await.unwrap(), Claim::Idle);
@@ -102,7 +103,7 @@ async fn catch_up_sends_members_and_not_what_waits_for_them_and_the_gathering_wh
         };
         let late = ledger.now() + SLACK + LEASE;
         assert_eq!(overdue(late).await, members.iter().map(|member| member.epoch).collect());
-        let sent = ledger.messages(vec!["work".into()], kinds(), 0, 10).await.unwrap();
+        let sent = ledger.messages(vec!["work".into()], kinds(), Epoch::NONE, 10).await.unwrap();
         assert_eq!(sent.iter().map(|hint| hint.epoch).collect::<Vec<_>>(), [members[0].epoch, members[1].epoch]);
         let waiting: i64 = ledger.census(SLACK).await.unwrap().queues.iter().map(|queue| queue.waiting).sum();
         assert_eq!(waiting, 1);
@@ -133,7 +134,8 @@ async fn members_go_with_the_chain_that_waits_for_them() {
         let (hint, members) = fanned_out(ledger, "b", 2).await;
         let runs = granted(ledger, &members[0], LEASE).await;
         assert_eq!(ledger.order_chains(which("b"), ChainOrder::RecoverAll).await.unwrap(), 1);
-        let verdict = async || ledger.attempts(runs.fence - 1, 1).await.unwrap().remove(0).verdict.unwrap();
+        let verdict =
+            async || ledger.attempts(Fence(runs.fence.get() - 1), 1).await.unwrap().remove(0).verdict.unwrap();
         assert_eq!(verdict().await, "lost");
         let done = end(&members[0], runs.fence, ledger.now(), Next::End, Verdict::Done);
         assert_eq!(ledger.finish(done).await.unwrap(), Finish::Fenced);
@@ -178,7 +180,7 @@ async fn a_chain_that_has_ended_waits_for_nothing() {
         assert_eq!(view("c").await.batch, (1, 1));
         assert_eq!(ended(ledger, &members[0], Verdict::Done).await[0].epoch, other.epoch);
         let kinds = Kinds { all: vec!["sync".into(), "part".into()], recurring: vec!["sync".into()] };
-        let left = ledger.messages(vec!["work".into()], kinds, 0, 10).await.unwrap();
+        let left = ledger.messages(vec!["work".into()], kinds, Epoch::NONE, 10).await.unwrap();
         assert_eq!(left.iter().map(|hint| hint.key.as_str()).collect::<Vec<_>>(), ["c"], "no member is left");
     }
 }
@@ -191,7 +193,7 @@ async fn runs_of_members_are_recorded_as_lost_when_their_chain_ends() {
         let ledger = &*opened.ledger;
         let (_, others) = fanned_out(ledger, "other", 1).await;
         let others = granted(ledger, &others[0], LEASE).await;
-        let record = async |fence: i64| ledger.attempts(fence - 1, 1).await.unwrap().remove(0);
+        let record = async |fence: Fence| ledger.attempts(Fence(fence.get() - 1), 1).await.unwrap().remove(0);
         for departs in [false, true] {
             let (hint, members) = fanned_out(ledger, if departs { "left" } else { "retired" }, 3).await;
             let runs = granted(ledger, &members[0], LEASE).await;
@@ -249,7 +251,7 @@ async fn thousands_of_members_are_one_batch() {
         let ledger = &*opened.ledger;
         let (_, members) = fanned_out(ledger, "a", 3_000).await;
         assert_eq!(members.len(), 3_000);
-        let epochs: BTreeSet<i64> = members.iter().map(|member| member.epoch).collect();
+        let epochs: BTreeSet<Epoch> = members.iter().map(|member| member.epoch).collect();
         assert_eq!(epochs.len(), 3_000);
         let chain = ledger.chains("sync".into(), "a".into()).await.unwrap().remove(0);
         assert_eq!(chain.batch, (3_000, 3_000));

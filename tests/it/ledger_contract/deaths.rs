@@ -1,6 +1,7 @@
 //! Workers that die over a run, and workers that were taken for dead and come back.
 
 use roundelay::deaths::{Hands, SET_ASIDE};
+use roundelay::ids::{Epoch, Fence};
 
 use super::*;
 
@@ -39,18 +40,18 @@ async fn a_tick_that_three_workers_die_over_is_set_aside_and_begins_at_nothing_w
         let of_a = |records: Vec<roundelay::ledger::AttemptRecord>| {
             records.into_iter().filter(|record| record.epoch == hint.epoch).collect::<Vec<_>>()
         };
-        let records = of_a(ledger.attempts(0, 9).await.unwrap());
+        let records = of_a(ledger.attempts(Fence::NONE, 9).await.unwrap());
         let told: Vec<_> = records.iter().map(|record| (record.verdict.as_deref(), record.reason.as_deref())).collect();
         assert_eq!(told, [(Some("lost"), None), (Some("lost"), None), (Some("lost"), Some(SET_ASIDE))]);
         // The worker that was frozen, and comes back too late.
         let late = end(&hint, records[2].fence, ledger.now(), tick(ledger.now()), Verdict::Done);
         assert_eq!(ledger.finish(late).await.unwrap(), Finish::Fenced);
-        let records = of_a(ledger.attempts(0, 9).await.unwrap());
+        let records = of_a(ledger.attempts(Fence::NONE, 9).await.unwrap());
         assert_eq!(records[2].reason.as_deref(), Some(SET_ASIDE), "it stays known why");
 
         let which = ChainFilter { kind: Some("sync".into()), key: Some("a".into()), ..ChainFilter::default() };
         assert_eq!(ledger.order_chains(which, ChainOrder::Recover).await.unwrap(), 1);
-        let anew = ledger.messages(vec!["work".into()], recurring("sync"), 0, 9).await.unwrap();
+        let anew = ledger.messages(vec!["work".into()], recurring("sync"), Epoch::NONE, 9).await.unwrap();
         let anew = anew.into_iter().find(|hint| hint.key == "a").unwrap();
         assert!(anew.epoch > hint.epoch);
         let Claim::Granted(grant) = asked(ledger, &anew, 0).await else { panic!("it is not let go on") };

@@ -1,6 +1,7 @@
 //! Chains that a run discovers, and how far runs say that they have come.
 
 use roundelay::failure::Batch;
+use roundelay::ids::{Fence, TickNo};
 use roundelay::ledger::{AttemptRecord, Member};
 use roundelay::progress::Progress;
 
@@ -30,11 +31,11 @@ async fn discovered_chains_begin_with_the_end_of_the_run_and_not_without() {
             chains: ["new", "there", "gone", "new", "charts"].map(|key| found(key, due)).to_vec(),
             ..end(&charts, fence, due, tick(due), Verdict::Done)
         };
-        assert_eq!(ledger.finish(finish(grant.fence + 1)).await.unwrap(), Finish::Fenced);
+        assert_eq!(ledger.finish(finish(Fence(grant.fence.get() + 1))).await.unwrap(), Finish::Fenced);
         assert!(ledger.chains("sync".into(), "new".into()).await.unwrap().is_empty(), "a fenced run begins nothing");
         let Finish::Applied(messages) = ledger.finish(finish(grant.fence)).await.unwrap() else { panic!("fenced") };
         let keys: Vec<_> = messages.iter().map(|hint| (hint.key.as_str(), hint.tick, hint.due)).collect();
-        assert_eq!(keys, [("new", 1, due), ("charts", 2, due)]);
+        assert_eq!(keys, [("new", TickNo(1), due), ("charts", TickNo(2), due)]);
         let new = view(ledger, "new").await;
         assert_eq!((new.depth, new.owner.as_deref(), new.sent), (3, Some("ann"), false));
         assert_eq!((new.hint.clone(), new.watch_at), (messages[0].clone(), due + SLACK));
@@ -124,7 +125,7 @@ fn said(phase: &str, done: u64, at: Time) -> Progress {
     Progress { phase: phase.into(), done: Some(done), total: Some(12), at }
 }
 
-async fn record(ledger: &dyn Ledger, fence: i64) -> AttemptRecord {
+async fn record(ledger: &dyn Ledger, fence: Fence) -> AttemptRecord {
     ledger.history(fence, 1).await.unwrap().remove(0)
 }
 
@@ -137,8 +138,11 @@ async fn progress_is_kept_with_the_attempt_until_its_end_and_after_it() {
         assert_eq!(record(ledger, first).await.progress, None);
         let at = Time::from_millis(1_790_000_000_123);
         let strange = Progress { phase: "a \u{0} b \"ü\"".into(), done: None, total: None, at };
-        let runs =
-            vec![(first, said("listings", 3, at)), (other, strange.clone()), (other + 1_000_000, strange.clone())];
+        let runs = vec![
+            (first, said("listings", 3, at)),
+            (other, strange.clone()),
+            (Fence(other.get() + 1_000_000), strange.clone()),
+        ];
         ledger.note_progress(runs).await.unwrap();
         assert_eq!(record(ledger, first).await.progress, Some(said("listings", 3, at)));
         assert_eq!(record(ledger, other).await.progress, Some(strange.clone()));

@@ -1,6 +1,7 @@
 //! What guards look at, what a run hands on, owners, places of unique jobs, ticks brought forward.
 
 use roundelay::guard::Refusal;
+use roundelay::ids::{Fence, TickNo};
 
 use super::*;
 
@@ -116,7 +117,7 @@ async fn the_carry_stays_until_a_new_one_and_left_out_occurrences_are_recorded()
         }
         let chain = ledger.chains("sync".into(), "a".into()).await.unwrap().remove(0);
         assert_eq!(chain.carry.as_deref(), Some("2"));
-        let record = ledger.attempts(0, 10).await.unwrap().remove(0);
+        let record = ledger.attempts(Fence::NONE, 10).await.unwrap().remove(0);
         assert_eq!((record.overlapped, record.misfired), (3, 4));
     }
 }
@@ -187,7 +188,7 @@ async fn a_tick_that_is_brought_forward_is_the_same_tick() {
         let due = ledger.now() + LEASE;
         let next = finished(ledger, &hint, grant.fence, tick(due)).await;
         let sooner = advance("a").await.expect("it sleeps");
-        assert_eq!((sooner.epoch, sooner.tick, sooner.attempt), (next.epoch, 2, 1));
+        assert_eq!((sooner.epoch, sooner.tick, sooner.attempt), (next.epoch, TickNo(2), 1));
         assert!(sooner.due < due);
         let grant = granted(ledger, &sooner, LEASE).await;
         assert_eq!(grant.nominal, due, "its place in the schedule stays");

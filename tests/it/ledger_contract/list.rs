@@ -1,5 +1,6 @@
 //! What operators ask about many chains, and how chains are moved in time.
 
+use roundelay::ids::{Epoch, Fence, TickNo};
 use roundelay::ledger::{Condition, Cursor, ListFilter, Listed, Move, OwnerCensus};
 
 use super::*;
@@ -138,9 +139,9 @@ async fn a_chains_history_leads_back_from_its_last_attempt() {
             let records = ledger.history(last, limit).await.unwrap();
             records.iter().map(|record| (record.tick, record.fence)).collect::<Vec<_>>()
         };
-        assert_eq!(walked(10).await, [(3, fences[2]), (2, fences[1]), (1, fences[0])]);
-        assert_eq!(walked(2).await, [(3, fences[2]), (2, fences[1])]);
-        assert_eq!(ledger.history(0, 5).await.unwrap(), []);
+        assert_eq!(walked(10).await, [(TickNo(3), fences[2]), (TickNo(2), fences[1]), (TickNo(1), fences[0])]);
+        assert_eq!(walked(2).await, [(TickNo(3), fences[2]), (TickNo(2), fences[1])]);
+        assert_eq!(ledger.history(Fence::NONE, 5).await.unwrap(), []);
     }
 }
 
@@ -188,7 +189,7 @@ async fn a_tick_is_moved_only_while_it_is_the_one_that_was_seen_and_has_not_star
         let Enrolled::Created(b) = ledger.enroll(vec![chain("b", far)]).await.unwrap().remove(0) else { panic!() };
         ledger.order_chains(which("b"), ChainOrder::Pause).await.unwrap();
         // Of the two, in any order, beside one that is not known.
-        let unknown = Move { epoch: a.epoch + 1_000_000, ..to(&a, far, near) };
+        let unknown = Move { epoch: Epoch(a.epoch.get() + 1_000_000), ..to(&a, far, near) };
         let moved = ledger.reschedule(vec![to(&b, far, near), unknown, to(&a, far, near)]).await.unwrap();
         let is = |hint: &Hint| Some(Hint { due: near, ..hint.clone() });
         assert_eq!(moved, [is(&b), None, is(&a)]);

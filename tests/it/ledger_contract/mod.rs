@@ -21,6 +21,7 @@ use std::time::Duration;
 use roundelay::clock::{Clock, Entropy, Time};
 use roundelay::failure::FailedItem;
 use roundelay::guard::{Guard, IfRunning, Manual, Refusal};
+use roundelay::ids::{Epoch, Fence, TickNo};
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::ledger::{
@@ -127,7 +128,7 @@ async fn granted(ledger: &dyn Ledger, hint: &Hint, lease: Duration) -> Grant {
     }
 }
 
-fn end(hint: &Hint, fence: i64, at: Time, next: Next, verdict: Verdict) -> FinishRequest {
+fn end(hint: &Hint, fence: Fence, at: Time, next: Next, verdict: Verdict) -> FinishRequest {
     FinishRequest {
         epoch: hint.epoch,
         tick: hint.tick,
@@ -167,7 +168,7 @@ fn applied(message: impl Into<Option<Hint>>) -> Finish {
     Finish::Applied(message.into().into_iter().collect())
 }
 
-async fn finished(ledger: &dyn Ledger, hint: &Hint, fence: i64, next: Next) -> Hint {
+async fn finished(ledger: &dyn Ledger, hint: &Hint, fence: Fence, next: Next) -> Hint {
     written(ledger, end(hint, fence, ledger.now(), next, Verdict::Done)).await
 }
 
@@ -185,7 +186,7 @@ async fn enrolling_again_changes_only_what_is_new() {
         let ledger = &*opened.ledger;
         let now = ledger.now();
         let first = begun(ledger, "a").await;
-        assert_eq!((first.tick, first.attempt), (1, 1));
+        assert_eq!((first.tick, first.attempt), (TickNo(1), 1));
         let moved = NewChain { queue: "other".into(), payload: "[1]".into(), ..chain("a", now) };
         let answers = ledger.enroll(vec![chain("a", now), moved.clone(), moved, chain("b", now)]).await.unwrap();
         assert_eq!(answers[..3], [Enrolled::Unchanged, Enrolled::Updated { rescheduled: false }, Enrolled::Unchanged]);
@@ -226,7 +227,7 @@ async fn a_chains_own_priority_is_in_all_its_messages() {
         let later = ledger.now() + SLACK * 10;
         let overdue = ledger.overdue("work".into(), recurring("sync"), later, None, 10).await.unwrap();
         assert!(overdue.len() == 2 && overdue.iter().all(|chain| chain.hint.priority == Some(2)), "{overdue:?}");
-        let all = ledger.messages(vec!["work".into()], recurring("sync"), 0, 10).await.unwrap();
+        let all = ledger.messages(vec!["work".into()], recurring("sync"), Epoch::NONE, 10).await.unwrap();
         assert!(all.len() == 2 && all.iter().all(|hint| hint.priority == Some(2)), "{all:?}");
         let grant = granted(ledger, &next, LEASE).await;
         let retry = Next::Attempt { attempt: 2, due: later };
@@ -256,10 +257,10 @@ async fn a_tick_is_claimed_once_and_finished_once() {
 
         let due = ledger.now() + LEASE;
         let next = finished(ledger, &hint, grant.fence, tick(due)).await;
-        assert_eq!((next.tick, next.attempt, next.due), (2, 1, due));
+        assert_eq!((next.tick, next.attempt, next.due), (TickNo(2), 1, due));
         let again = end(&hint, grant.fence, due, tick(due), Verdict::Done);
         assert_eq!(ledger.finish(again.clone()).await.unwrap(), applied(next.clone()), "not told before");
-        let records = ledger.attempts(grant.fence - 1, 1).await.unwrap();
+        let records = ledger.attempts(Fence(grant.fence.get() - 1), 1).await.unwrap();
         assert_eq!(records[0].verdict.as_deref(), Some("done"));
 
         // The successor is not known to be sent: a worker that comes late must send it.
@@ -269,12 +270,12 @@ async fn a_tick_is_claimed_once_and_finished_once() {
         assert_eq!(ledger.finish(again).await.unwrap(), applied(None), "and sent since");
         assert_eq!(ledger.claim(ask(ledger, &hint, LEASE).await).await.unwrap(), Claim::Stale(None));
         assert_eq!(ledger.claim(ask(ledger, &next, LEASE).await).await.unwrap(), Claim::Early(next.clone()));
-        let ahead = Hint { tick: 3, ..next.clone() };
+        let ahead = Hint { tick: TickNo(3), ..next.clone() };
         assert_eq!(ledger.claim(ask(ledger, &ahead, LEASE).await).await.unwrap(), Claim::Future);
         let stranger = Hint { key: "b".into(), ..next.clone() };
         let other = Claim::Other { kind: "sync".into(), key: "a".into() };
         assert_eq!(ledger.claim(ask(ledger, &stranger, LEASE).await).await.unwrap(), other);
-        let unknown = Hint { epoch: next.epoch + 1, ..next };
+        let unknown = Hint { epoch: Epoch(next.epoch.get() + 1), ..next };
         assert_eq!(ledger.claim(ask(ledger, &unknown, LEASE).await).await.unwrap(), Claim::Future);
     }
 }
@@ -291,7 +292,7 @@ async fn a_lease_that_ran_out_is_taken_over_and_its_holder_fenced() {
         let due = ledger.now();
         let late = end(&hint, frozen.fence, due, tick(due), Verdict::Done);
         assert_eq!(ledger.finish(late).await.unwrap(), Finish::Fenced);
-        let records = ledger.attempts(0, 10).await.unwrap();
+        let records = ledger.attempts(Fence::NONE, 10).await.unwrap();
         assert_eq!(records[0].verdict.as_deref(), Some("fenced"), "it was lost, and has come to an end after all");
         assert_eq!(finished(ledger, &hint, second.fence, tick(due)).await.tick, 2);
     }
@@ -309,7 +310,8 @@ async fn an_end_that_is_written_stays_when_it_is_told_again_too_late() {
         // A worker that got no answer asks again, when the chain has moved on.
         granted(ledger, &next, LEASE).await;
         assert_eq!(ledger.finish(ended).await.unwrap(), Finish::Fenced);
-        let verdicts: Vec<_> = ledger.attempts(0, 10).await.unwrap().into_iter().map(|row| row.verdict).collect();
+        let verdicts: Vec<_> =
+            ledger.attempts(Fence::NONE, 10).await.unwrap().into_iter().map(|row| row.verdict).collect();
         assert_eq!(verdicts, [Some("done".to_owned()), None]);
     }
 }
@@ -324,13 +326,13 @@ async fn attempts_and_snoozes_stay_within_their_tick() {
         let due = ledger.now();
         let retry = end(&first, grant.fence, due, Next::Attempt { attempt: 2, due }, Verdict::Retried);
         let second = written(ledger, retry).await;
-        assert_eq!((second.tick, second.attempt), (1, 2));
+        assert_eq!((second.tick, second.attempt), (TickNo(1), 2));
         let grant = granted(ledger, &second, LEASE).await;
         assert_eq!(grant.nominal, nominal, "an attempt keeps its tick's nominal time");
         let later = due + LEASE;
         let snooze = end(&second, grant.fence, due, Next::Snooze { due: later }, Verdict::Snoozed);
         let snoozed = written(ledger, snooze).await;
-        assert_eq!((snoozed.tick, snoozed.attempt, snoozed.due), (1, 2, later));
+        assert_eq!((snoozed.tick, snoozed.attempt, snoozed.due), (TickNo(1), 2, later));
         // The message of before the snooze has the same identity but for its due time.
         assert_eq!(ledger.claim(ask(ledger, &second, LEASE).await).await.unwrap(), Claim::Early(snoozed.clone()));
         ledger.mark_sent(snoozed.sent());
@@ -387,13 +389,13 @@ async fn catch_up_finds_what_nobody_claimed_and_one_of_several_lookers_wins() {
         let later = look("work", kinds(), then + LEASE).await;
         let sent_again = later.iter().find(|chain| chain.hint == lost).unwrap();
         assert_eq!((sent_again.expected, sent_again.looks), (then, 1));
-        let current = ledger.messages(queues(), kinds(), 0, 10).await.unwrap();
+        let current = ledger.messages(queues(), kinds(), Epoch::NONE, 10).await.unwrap();
         assert_eq!(
             current.iter().map(|hint| (hint.key.as_str(), hint.tick)).collect::<Vec<_>>(),
-            [("lost", 1), ("asleep", 2)]
+            [("lost", TickNo(1)), ("asleep", TickNo(2))]
         );
         assert_eq!(ledger.messages(queues(), kinds(), lost.epoch, 10).await.unwrap().len(), 1, "from an epoch on");
-        assert_eq!(ledger.messages(queues(), recurring("other"), 0, 10).await.unwrap(), []);
+        assert_eq!(ledger.messages(queues(), recurring("other"), Epoch::NONE, 10).await.unwrap(), []);
     }
 }
 
@@ -432,10 +434,10 @@ async fn old_attempts_go_to_the_archive_and_from_there_when_they_are_too_old_for
         let now = ledger.now();
         assert_eq!(ledger.archive(now - LEASE, 100).await.unwrap(), 0, "all are young");
         assert_eq!(ledger.archive(now + LEASE, 2).await.unwrap(), 2);
-        assert_eq!(ledger.attempts(0, 10).await.unwrap().len(), 1);
+        assert_eq!(ledger.attempts(Fence::NONE, 10).await.unwrap().len(), 1);
         assert_eq!(ledger.archive(now + LEASE, 100).await.unwrap(), 1);
         assert_eq!(ledger.archive(now + LEASE, 100).await.unwrap(), 0);
-        assert_eq!(ledger.attempts(0, 10).await.unwrap(), []);
+        assert_eq!(ledger.attempts(Fence::NONE, 10).await.unwrap(), []);
         assert_eq!(ledger.expire(now - LEASE, 100).await.unwrap(), 0, "there they may be older");
         assert_eq!(ledger.expire(now + LEASE, 2).await.unwrap(), 2);
         assert_eq!(ledger.expire(now + LEASE, 100).await.unwrap(), 1, "none was lost on the way");
@@ -460,7 +462,11 @@ async fn an_entity_that_left_the_roster_is_remembered_until_it_begins_anew() {
         assert_eq!(enlisted("b", 2).await, [("c".to_owned(), c.epoch, ChainState::Retired)]);
         assert_eq!(ledger.enlisted("other".into(), String::new(), 9).await.unwrap(), []);
 
-        assert_eq!(ledger.depart(vec![b.epoch, c.epoch, c.epoch + 99]).await.unwrap(), 1, "c had ended before");
+        assert_eq!(
+            ledger.depart(vec![b.epoch, c.epoch, Epoch(c.epoch.get() + 99)]).await.unwrap(),
+            1,
+            "c had ended before"
+        );
         assert_eq!(ledger.claim(ask(ledger, &b, LEASE).await).await.unwrap(), Claim::Idle);
         assert_eq!(ledger.claim(ask(ledger, &extra, LEASE).await).await.unwrap(), Claim::Idle, "nor the single tick");
         let departed = async || {
@@ -567,7 +573,7 @@ async fn a_claim_holds_as_long_as_its_session() {
         let Claim::Granted(second) = of(yours, &a).await else { panic!("not taken over") };
         assert!(second.lost);
         assert_eq!(ledger.hold(claims).await.unwrap(), [false, false, false]);
-        let records = ledger.attempts(first.fence - 1, 10).await.unwrap();
+        let records = ledger.attempts(Fence(first.fence.get() - 1), 10).await.unwrap();
         assert_eq!(records[0].verdict.as_deref(), Some("lost"));
         // A worker that knows that the holder is dead takes the chain over.
         let over = ClaimRequest { takeover: true, ..ask(ledger, &a, LEASE).await };
@@ -602,7 +608,7 @@ async fn a_claim_whose_answer_was_lost_is_made_again_or_given_up() {
         }
         ledger.give_up(mine, held(again.fence)).await.unwrap();
         assert_eq!(ledger.hold(held(again.fence)).await.unwrap(), [false]);
-        let records = ledger.attempts(unheard.fence - 1, 10).await.unwrap();
+        let records = ledger.attempts(Fence(unheard.fence.get() - 1), 10).await.unwrap();
         assert_eq!(records.iter().map(|record| record.verdict.as_deref()).collect::<Vec<_>>(), [Some("lost"); 2]);
         assert!(matches!(of(yours, false).await, Claim::Granted(_)));
     }
@@ -622,7 +628,7 @@ async fn requests_of_a_run_are_accepted_with_its_end_and_not_without() {
             failed: failed(),
             ..end(&hint, fence, ledger.now(), next, Verdict::Done)
         };
-        assert_eq!(ledger.finish(finish(grant.fence + 1)).await.unwrap(), Finish::Fenced);
+        assert_eq!(ledger.finish(finish(Fence(grant.fence.get() + 1))).await.unwrap(), Finish::Fenced);
         assert!(ledger.kept_jobs(0, 10).await.unwrap().is_empty(), "a fenced run asks for nothing");
         assert!(matches!(ledger.finish(finish(grant.fence)).await.unwrap(), Finish::Applied(_)));
         ledger.accept("sync".into(), "a".into(), spawned(), Vec::new(), failed()).await.unwrap();
@@ -651,7 +657,7 @@ async fn a_paused_or_retired_chain_is_not_claimed() {
         let due = ledger.now();
         let done = end(&a, grant.fence, due, tick(due), Verdict::Done);
         assert_eq!(ledger.finish(done).await.unwrap(), applied(None));
-        let second = Hint { tick: 2, due, ..a.clone() };
+        let second = Hint { tick: TickNo(2), due, ..a.clone() };
         assert_eq!(ledger.claim(ask(ledger, &second, LEASE).await).await.unwrap(), Claim::Idle);
         assert!(
             ledger
@@ -688,10 +694,10 @@ async fn a_chain_that_begins_anew_has_nothing_to_do_with_what_it_was() {
         assert_eq!(ledger.enroll(vec![chain("a", now)]).await.unwrap(), [Enrolled::Retired]);
         let anew = NewChain { revive: true, queue: "other".into(), ..chain("a", now) };
         let Enrolled::Created(new) = ledger.enroll(vec![anew.clone()]).await.unwrap().remove(0) else { panic!() };
-        assert!(new.epoch > old.epoch && (new.tick, new.attempt, new.queue.as_str()) == (1, 1, "other"));
+        assert!(new.epoch > old.epoch && (new.tick, new.attempt, new.queue.as_str()) == (TickNo(1), 1, "other"));
         assert_eq!(ledger.enroll(vec![anew]).await.unwrap(), [Enrolled::Unchanged], "it lives");
         // The old incarnation's holder and its messages mean nothing any more.
-        assert_eq!(ledger.attempts(0, 10).await.unwrap()[0].verdict.as_deref(), Some("lost"));
+        assert_eq!(ledger.attempts(Fence::NONE, 10).await.unwrap()[0].verdict.as_deref(), Some("lost"));
         let late = end(&old, grant.fence, now, tick(now), Verdict::Done);
         assert_eq!(ledger.finish(late).await.unwrap(), Finish::Fenced);
         assert_eq!(ledger.claim(ask(ledger, &old, LEASE).await).await.unwrap(), Claim::Idle);
@@ -724,13 +730,13 @@ async fn a_single_tick_beside_the_rotation_is_refused_while_there_is_one() {
         );
         assert_eq!(ledger.census(SLACK).await.unwrap().retired, 0, "the chain has not ended");
         let Enrolled::Created(second) = ledger.enroll(vec![extra.clone()]).await.unwrap().remove(0) else { panic!() };
-        assert_eq!((second.epoch, second.tick), (first.epoch, 2), "its record goes on");
+        assert_eq!((second.epoch, second.tick), (first.epoch, TickNo(2)), "its record goes on");
         assert_eq!(ledger.claim(ask(ledger, &first, LEASE).await).await.unwrap(), Claim::Stale(Some(second.clone())));
         let grant = granted(ledger, &second, LEASE).await;
         let records = ledger.history(grant.fence, 10).await.unwrap();
         assert_eq!(
             records.iter().map(|record| (record.epoch, record.tick)).collect::<Vec<_>>(),
-            [(first.epoch, 2), (first.epoch, 1)]
+            [(first.epoch, TickNo(2)), (first.epoch, TickNo(1))]
         );
         // One that was left in the middle is not gone on from.
         ledger.order_chains(which("a"), ChainOrder::Retire).await.unwrap();
@@ -803,7 +809,7 @@ async fn a_manual_run_is_a_run_of_its_chain() {
         let Claim::Granted(refused) = ledger.claim(ask(&rotation.hint).await).await.unwrap() else { panic!() };
         assert!(matches!(refused.refused, Some(Refusal::Cooldown { .. })), "the rotation counts it: {refused:?}");
         let again = manual(ledger, "a", of(IfRunning::Refuse, true)).await;
-        assert_eq!((again.epoch, again.tick), (run.epoch, run.tick + 1));
+        assert_eq!((again.epoch, again.tick), (run.epoch, run.tick.next()));
         // What a manual run finds out about its entity holds for the chain.
         let due = ledger.now();
         let skipped = end(&rotation.hint, refused.fence, due, Next::Tick { nominal: due, due }, Verdict::Skipped);
@@ -836,7 +842,7 @@ async fn a_message_from_the_future_quarantines_its_chain_until_it_is_recovered()
     for opened in all().await {
         let ledger = &*opened.ledger;
         let (a, b) = (begun(ledger, "a").await, begun(ledger, "b").await);
-        let ahead = Hint { tick: 5, ..a.clone() };
+        let ahead = Hint { tick: TickNo(5), ..a.clone() };
         assert_eq!(ledger.claim(ask(ledger, &ahead, LEASE).await).await.unwrap(), Claim::Future);
         assert_eq!(
             ledger.claim(ask(ledger, &a, LEASE).await).await.unwrap(),
@@ -865,11 +871,14 @@ async fn a_message_from_the_future_quarantines_its_chain_until_it_is_recovered()
         let b_now = state("b").await;
         assert!(b_now.hint.epoch > view.hint.epoch && b_now.state == ChainState::Active);
         assert_eq!(ledger.claim(ask(ledger, &b, LEASE).await).await.unwrap(), Claim::Idle);
-        let lost = ledger.attempts(0, 10).await.unwrap();
+        let lost = ledger.attempts(Fence::NONE, 10).await.unwrap();
         assert_eq!(lost[0].verdict.as_deref(), Some("lost"), "it ran while the epoch ended");
         let unknown = Hint { key: "never seen".into(), ..b };
         assert_eq!(
-            ledger.claim(ask(ledger, &Hint { epoch: b_now.hint.epoch + 7, ..unknown }, LEASE).await).await.unwrap(),
+            ledger
+                .claim(ask(ledger, &Hint { epoch: Epoch(b_now.hint.epoch.get() + 7), ..unknown }, LEASE).await)
+                .await
+                .unwrap(),
             Claim::Future
         );
     }
@@ -883,7 +892,7 @@ async fn the_record_of_a_holder_that_died_on_a_chain_that_ended_ends_too() {
         granted(ledger, &hint, Duration::ZERO).await;
         ledger.order_chains(which("a"), ChainOrder::Retire).await.unwrap();
         ledger.end_left(10).await.unwrap();
-        let records = ledger.attempts(0, 10).await.unwrap();
+        let records = ledger.attempts(Fence::NONE, 10).await.unwrap();
         assert_eq!(records.iter().map(|r| r.verdict.as_deref()).collect::<Vec<_>>(), [Some("lost")]);
         assert!(records[0].finished.is_some());
     }
@@ -916,8 +925,8 @@ async fn a_session_is_told_its_claims_on_chains_that_do_not_tick() {
         let claims = ledger.left_with(mine, 10).await.unwrap();
         ledger.give_up(mine, claims).await.unwrap();
         assert_eq!(left(mine, 10).await, [0; 0]);
-        let records = ledger.attempts(0, 10).await.unwrap();
-        let open: Vec<i64> = records.iter().filter(|record| record.verdict.is_none()).map(|r| r.fence).collect();
+        let records = ledger.attempts(Fence::NONE, 10).await.unwrap();
+        let open: Vec<Fence> = records.iter().filter(|record| record.verdict.is_none()).map(|r| r.fence).collect();
         assert_eq!(open, [fences[0], fences[3]]);
     }
 }
@@ -957,7 +966,7 @@ async fn committed_data_is_there_for_the_next_process_that_opens_the_ledger() {
         let next = finished(&*opened.ledger, &hint, grant.fence, tick(grant.at)).await;
         let other = opened.again().await;
         assert_eq!(other.id(), opened.ledger.id());
-        assert_eq!(other.messages(vec!["work".into()], recurring("sync"), 0, 10).await.unwrap(), [next]);
+        assert_eq!(other.messages(vec!["work".into()], recurring("sync"), Epoch::NONE, 10).await.unwrap(), [next]);
     }
 }
 
@@ -1002,7 +1011,7 @@ async fn two_workers_of_one_ledger_share_its_chains() {
                 });
             }
         }
-        let granted: Vec<(i64, i64)> = runs.join_all().await.into_iter().flatten().collect();
+        let granted: Vec<(Epoch, Fence)> = runs.join_all().await.into_iter().flatten().collect();
         assert_eq!(granted.len(), 50);
         assert_eq!(granted.iter().map(|(epoch, _)| epoch).collect::<BTreeSet<_>>().len(), 50, "each chain once");
         assert_eq!(granted.iter().map(|(_, fence)| fence).collect::<BTreeSet<_>>().len(), 50, "no fence twice");

@@ -1,5 +1,6 @@
 //! What runs: chains, which hang on their workers' sessions, and one-off jobs, which report.
 
+use roundelay::ids::Fence;
 use roundelay::ledger::RunningJob;
 use roundelay::progress::Progress;
 
@@ -59,16 +60,16 @@ async fn only_its_own_session_is_told_of_a_chain_that_runs_for_long() {
             let found = ledger.overdue("work".into(), recurring("sync"), then, session, 10).await.unwrap();
             found.into_iter().map(|chain| (chain.hint.epoch, chain.claim)).collect::<BTreeSet<_>>()
         };
-        let both = BTreeSet::from([(runs.epoch, (0, 0)), (waits.epoch, (0, 0))]);
+        let both = BTreeSet::from([(runs.epoch, (0, Fence::NONE)), (waits.epoch, (0, Fence::NONE))]);
         assert_eq!(overdue(None).await, both);
         assert_eq!(overdue(Some(other)).await, both);
 
         let request = ClaimRequest { session: mine, ..ask(ledger, &runs, Duration::ZERO).await };
         let Claim::Granted(grant) = ledger.claim(request).await.unwrap() else { panic!("not granted") };
-        let waiting = BTreeSet::from([(waits.epoch, (0, 0))]);
+        let waiting = BTreeSet::from([(waits.epoch, (0, Fence::NONE))]);
         assert_eq!(overdue(None).await, waiting);
         assert_eq!(overdue(Some(other)).await, waiting);
-        let with_mine = BTreeSet::from([(runs.epoch, (mine, grant.fence)), (waits.epoch, (0, 0))]);
+        let with_mine = BTreeSet::from([(runs.epoch, (mine, grant.fence)), (waits.epoch, (0, Fence::NONE))]);
         assert_eq!(overdue(Some(mine)).await, with_mine, "it may be a claim whose answer was lost");
 
         ledger.end_session(mine).await.unwrap();

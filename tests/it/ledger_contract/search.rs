@@ -1,5 +1,6 @@
 //! What screens ask for: bounded work, and nothing left out.
 
+use roundelay::ids::{Fence, TickNo};
 use roundelay::ledger::{
     Condition, Cursor, EFFORT, FailureFilter, Found, ListFilter, NamedAttempt, ReasonCount, RunFilter,
 };
@@ -109,10 +110,10 @@ async fn runs_are_told_latest_first_with_the_names_of_their_chains() {
             let grant = granted(ledger, hint, LEASE).await;
             let verdict = if hint.key == "a" { Verdict::Done } else { Verdict::Failed };
             ledger.finish(end(hint, grant.fence, now, tick(now - SLACK), verdict)).await.unwrap();
-            let again = granted(ledger, &Hint { tick: 2, due: now - SLACK, ..hint.clone() }, LEASE).await;
+            let again = granted(ledger, &Hint { tick: TickNo(2), due: now - SLACK, ..hint.clone() }, LEASE).await;
             fences.push((grant.fence, again.fence));
         }
-        let told = |runs: &[NamedAttempt]| -> Vec<(i64, Option<String>)> {
+        let told = |runs: &[NamedAttempt]| -> Vec<(Fence, Option<String>)> {
             runs.iter().map(|run| (run.record.fence, run.name.clone().map(|(_, key)| key))).collect()
         };
         let [(a, a2), (b, b2)] = fences[..] else { panic!("two chains") };
@@ -129,8 +130,8 @@ async fn runs_are_told_latest_first_with_the_names_of_their_chains() {
         assert_eq!((little.found.len(), little.after, little.complete), (0, Some(b2), false));
         let others = RunFilter { kind: Some("charts".into()), ..RunFilter::default() };
         assert_eq!(ledger.runs(others, None, 10, EFFORT).await.unwrap().found, []);
-        let histories = ledger.histories(vec![b2, 7, a2], 2).await.unwrap();
-        let numbers: Vec<Vec<i64>> = histories.iter().map(|of| of.iter().map(|one| one.fence).collect()).collect();
+        let histories = ledger.histories(vec![b2, Fence(7), a2], 2).await.unwrap();
+        let numbers: Vec<Vec<Fence>> = histories.iter().map(|of| of.iter().map(|one| one.fence).collect()).collect();
         assert_eq!(numbers, [vec![b2, b], vec![], vec![a2, a]]);
         assert_eq!(ledger.histories(vec![b2], 1).await.unwrap()[0].len(), 1);
     }

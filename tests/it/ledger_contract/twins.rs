@@ -1,5 +1,6 @@
 //! The two rows of a chain: its rotation and its manual run, which see each other.
 
+use roundelay::ids::{Epoch, Fence, TickNo};
 use roundelay::ledger::{EFFORT, ListFilter};
 
 use super::*;
@@ -14,7 +15,7 @@ async fn is_held(ledger: &dyn Ledger, hint: &Hint) -> bool {
     matches!(ledger.claim(ask(ledger, hint, LEASE).await).await.unwrap(), Claim::Waits { .. })
 }
 
-async fn over(ledger: &dyn Ledger, run: &Hint, fence: i64) {
+async fn over(ledger: &dyn Ledger, run: &Hint, fence: Fence) {
     let done = end(run, fence, ledger.now(), Next::End, Verdict::Done);
     assert_eq!(ledger.finish(done).await.unwrap(), applied(None));
 }
@@ -139,7 +140,7 @@ async fn a_chain_that_waits_for_its_other_row_is_not_overdue() {
             Enrolled::Created(hint) => hint,
             other => panic!("{other:?}"),
         };
-        let late = async || -> BTreeSet<i64> {
+        let late = async || -> BTreeSet<Epoch> {
             let late = ledger.late(ledger.now() + SLACK, 100).await.unwrap();
             late.iter().map(|late| late.hint.epoch).collect()
         };
@@ -214,23 +215,23 @@ async fn manual_runs_do_not_go_on_in_their_epoch_after_a_restore() {
         over(ledger, &run, granted(ledger, &run, LEASE).await.fence).await;
         assert_eq!(ledger.order_chains(which("b"), ChainOrder::RecoverAll).await.unwrap(), 0, "of another chain");
         let second = manual(ledger, "a", of(IfRunning::Beside)).await;
-        assert_eq!((second.epoch, second.tick), (run.epoch, run.tick + 1));
+        assert_eq!((second.epoch, second.tick), (run.epoch, run.tick.next()));
         over(ledger, &second, granted(ledger, &second, LEASE).await.fence).await;
 
         assert_eq!(ledger.order_chains(which("a"), ChainOrder::RecoverAll).await.unwrap(), 1, "the rotation");
-        let lost = Hint { tick: second.tick + 1, ..second.clone() };
+        let lost = Hint { tick: second.tick.next(), ..second.clone() };
         assert_eq!(ledger.claim(ask(ledger, &lost, LEASE).await).await.unwrap(), Claim::Idle, "it has ended");
         let anew = manual(ledger, "a", of(IfRunning::Beside)).await;
         assert!(anew.epoch > second.epoch, "{anew:?}");
-        assert_eq!((anew.tick, anew.attempt), (1, 1));
-        for tick in second.tick + 1..second.tick + 3 {
-            let lost = Hint { tick, ..second.clone() };
+        assert_eq!((anew.tick, anew.attempt), (TickNo(1), 1));
+        for tick in second.tick.get() + 1..second.tick.get() + 3 {
+            let lost = Hint { tick: TickNo(tick), ..second.clone() };
             let answer = ledger.claim(ask(ledger, &lost, LEASE).await).await.unwrap();
             assert_eq!(answer, Claim::Idle, "the old time is over");
         }
         over(ledger, &anew, granted(ledger, &anew, LEASE).await.fence).await;
         // From there on they go on as before.
         let next = manual(ledger, "a", of(IfRunning::Beside)).await;
-        assert_eq!((next.epoch, next.tick), (anew.epoch, anew.tick + 1));
+        assert_eq!((next.epoch, next.tick), (anew.epoch, anew.tick.next()));
     }
 }

@@ -7,6 +7,7 @@ use axum::extract::State;
 use roundelay_ledger::{ChainFilter, ChainOrder, Cursor};
 use roundelay_model::calendar::At;
 use roundelay_model::guard::IfRunning;
+use roundelay_model::ids::Fence;
 use roundelay_model::job::RunNow;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -108,7 +109,8 @@ pub struct AttemptsQuery {
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
     /// Attempts with a fence below this one; absent: the latest attempts.
-    before: Option<i64>,
+    #[param(value_type = Option<i64>)]
+    before: Option<Fence>,
 }
 
 /// Attempts of a chain, latest first.

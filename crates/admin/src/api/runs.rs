@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use roundelay_ledger::{EFFORT, RunFilter};
+use roundelay_model::ids::Fence;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -47,7 +48,7 @@ pub struct Runs {
     responses((status = 200, description = "A page of attempts", body = Runs)))]
 pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<Runs>> {
     let ListQuery { verdict, kind, limit, after } = wanted;
-    let (limit, before) = (page::size(limit)?, page::decode_cursor::<i64>(after.as_deref())?);
+    let (limit, before) = (page::size(limit)?, page::decode_cursor::<Fence>(after.as_deref())?);
     let said = |text: Option<String>| text.filter(|text| !text.is_empty());
     let filter = RunFilter { verdict: said(verdict), kind: said(kind) };
     let found = api.ledger().runs(filter, before, limit, EFFORT).await?;

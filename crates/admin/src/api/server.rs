@@ -154,7 +154,7 @@ impl Server {
     }
 
     /// Answers until `shutdown`, or until a task that must not end has ended. Then running requests finish, for at most
-    /// [`GRACE`].
+    /// `GRACE`.
     pub async fn run(self, shutdown: CancellationToken) {
         let Self { listener: Listener { listener, address, tls, settings, anonymous }, api, router, tasks } = self;
         let scheme = if tls.is_some() { "https" } else { "http" };

@@ -13,6 +13,7 @@ use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::Failure;
 use roundelay_model::fleet::Subject;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::schedule::{Balance, Ran, Schedule, Setting, phase};
 use serde::Serialize;
 use serde_json::Value;
@@ -61,9 +62,11 @@ pub struct ChainReport {
     /// The chain's own priority on that queue, in place of its kind's.
     pub priority: Option<u8>,
     /// The incarnation of the chain.
-    pub epoch: i64,
+    #[schema(value_type = i64)]
+    pub epoch: Epoch,
     /// The number of the tick that is next, or runs.
-    pub tick: i64,
+    #[schema(value_type = i64)]
+    pub tick: TickNo,
     /// The attempt at that tick.
     pub attempt: u32,
     /// When the tick is due, or was.
@@ -123,9 +126,11 @@ pub struct ChainReport {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct AttemptReport {
     /// The fence of the claim; a later claim has a higher number.
-    pub fence: i64,
+    #[schema(value_type = i64)]
+    pub fence: Fence,
     /// The incarnation of the chain; manual runs have another.
-    pub epoch: i64,
+    #[schema(value_type = i64)]
+    pub epoch: Epoch,
     /// Whether the attempt belongs to a manual run.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub manual: bool,
@@ -136,7 +141,8 @@ pub struct AttemptReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// The number of the tick.
-    pub tick: i64,
+    #[schema(value_type = i64)]
+    pub tick: TickNo,
     /// The number of the attempt at this tick.
     pub attempt: u32,
     /// The worker that ran it.
@@ -271,7 +277,7 @@ const PAGE: u32 = 200;
 pub async fn attempts(
     ledger: &dyn Ledger,
     chains: &[ChainView],
-    before: Option<i64>,
+    before: Option<Fence>,
     limit: u32,
 ) -> Result<Vec<AttemptRecord>, LedgerError> {
     let known = match before {
@@ -302,7 +308,7 @@ pub async fn attempts(
 }
 
 /// Marks the attempts with this epoch as those of manual runs.
-pub fn mark_manual(attempts: &mut [AttemptReport], epoch: i64) {
+pub fn mark_manual(attempts: &mut [AttemptReport], epoch: Epoch) {
     attempts.iter_mut().for_each(|attempt| attempt.manual = attempt.epoch == epoch);
 }
 

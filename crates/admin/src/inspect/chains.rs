@@ -8,6 +8,7 @@ use roundelay_ledger::{
 };
 use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, TickNo};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -27,9 +28,11 @@ pub struct ChainRow {
     /// The platform queue of the chain.
     pub queue: String,
     /// The incarnation of the chain.
-    pub epoch: i64,
+    #[schema(value_type = i64)]
+    pub epoch: Epoch,
     /// The number of the tick that is next, or runs.
-    pub tick: i64,
+    #[schema(value_type = i64)]
+    pub tick: TickNo,
     /// The attempt at that tick.
     pub attempt: u32,
     /// The owner of the chain.

@@ -11,7 +11,7 @@
 //! - [`broker`]: how many messages and consumers its queues have, or why that is not known.
 //! - [`doctor`]: what the system depends on: broker, ledger, clocks, this machine; what is wrong there, and how to mend
 //!   it.
-//! - [`format`]: the words for times, spans, states, schedules.
+//! - [`mod@format`]: the words for times, spans, states, schedules.
 
 pub mod broker;
 pub mod chain;

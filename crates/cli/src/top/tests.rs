@@ -20,6 +20,7 @@ use roundelay_model::clock::Time;
 use roundelay_model::fleet::{
     FleetOrder, FleetOrders, Lateness, Presence, QueuePresence, Rhythm, Subject, WorkerState,
 };
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use serde_json::Value;
 
 use super::draw::{Paint, draw};
@@ -194,14 +195,14 @@ fn late() -> Vec<Row> {
     vec![row("ios/maps", 164, "late"), row(long, 90_061, "late"), row("ios/\x1b]0;owned\x07", 40, "quarantined")]
 }
 
-fn attempt(fence: i64, key: &str, verdict: Option<&str>, reason: Option<&str>) -> AttemptReport {
+fn attempt(number: i64, key: &str, verdict: Option<&str>, reason: Option<&str>) -> AttemptReport {
     AttemptReport {
         manual: false,
-        fence,
-        epoch: 1,
+        fence: Fence(number),
+        epoch: Epoch(1),
         kind: Some("sync-app".into()),
         key: Some(key.into()),
-        tick: fence,
+        tick: TickNo(number),
         attempt: 1,
         worker: "4711-8c1f0a2b3c4d5e6f".into(),
         due: At::wall(at(-10)),
@@ -229,8 +230,8 @@ fn entity() -> Entity {
         key: "ios/maps".into(),
         queue: "sync-ios".into(),
         priority: None,
-        epoch: 1,
-        tick: 10,
+        epoch: Epoch(1),
+        tick: TickNo(10),
         attempt: 1,
         due: At::wall(at(-164)),
         nominal: At::wall(at(-164)),

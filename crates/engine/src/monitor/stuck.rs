@@ -202,6 +202,7 @@ mod tests {
     use super::*;
     use roundelay_ledger::Hint;
     use roundelay_model::deaths::SET_ASIDE;
+    use roundelay_model::ids::{Epoch, Fence, TickNo};
 
     const fn at(secs: i64) -> Time {
         Time::from_millis(secs * 1_000)
@@ -212,11 +213,11 @@ mod tests {
             kind: "sync".into(),
             key: "x".into(),
             queue: "work".into(),
-            epoch: 1,
-            tick: 3,
+            epoch: Epoch(1),
+            tick: TickNo(3),
             attempt: 1,
             due: at(100),
-            parent: 0,
+            parent: Epoch::NONE,
             priority: None,
         };
         let (sent, looks, watch_at, holder) = (true, 0, at(1_010), Holder::None);
@@ -225,9 +226,9 @@ mod tests {
 
     fn lost() -> AttemptRecord {
         AttemptRecord {
-            fence: 7,
-            epoch: 1,
-            tick: 3,
+            fence: Fence(7),
+            epoch: Epoch(1),
+            tick: TickNo(3),
             attempt: 1,
             worker: String::new(),
             due: at(100),
@@ -253,7 +254,7 @@ mod tests {
                 payload: "null".into(),
                 nominal: at(100),
                 holder,
-                fence: 7,
+                fence: Fence(7),
                 sent,
                 looks,
                 watch_at,
@@ -263,7 +264,7 @@ mod tests {
                 carry: None,
                 last_start: at(40),
                 last_finish: at(40),
-                started_tick: 2,
+                started_tick: TickNo(2),
                 batch: (0, 0),
                 depth: 0,
             };

@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures_util::future::join;
 use roundelay_config::Config;
 use roundelay_ledger::{ChainState, Enlisted, Ledger, LedgerError};
+use roundelay_model::ids::Epoch;
 use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -87,7 +88,7 @@ pub enum SyncError {
 
 /// A chain as it was before the roster was read.
 struct Known {
-    epoch: i64,
+    epoch: Epoch,
     state: ChainState,
     /// Whether the roster has it.
     listed: bool,
@@ -199,7 +200,7 @@ impl<'c> Sync<'c> {
             match known.get_mut(&key) {
                 None => {
                     tally.created += 1;
-                    known.insert(key, Known { epoch: 0, state: ChainState::Active, listed: true });
+                    known.insert(key, Known { epoch: Epoch::NONE, state: ChainState::Active, listed: true });
                 }
                 Some(there) => {
                     match there.state {
@@ -225,7 +226,7 @@ impl<'c> Sync<'c> {
             return Ok(self.report);
         }
         let gone = |there: &&Known| !there.listed && there.state != ChainState::Retired;
-        let mut gone: Vec<i64> =
+        let mut gone: Vec<Epoch> =
             self.known.iter().flat_map(HashMap::values).filter(gone).map(|there| there.epoch).collect();
         if self.rows == 0 && !gone.is_empty() && !self.requests.allow_empty {
             return Err(SyncError::Empty(self.kind));

@@ -126,8 +126,8 @@ impl Recorder {
             ("roundelay.attempt", i64::from(envelope.attempt).into()),
         ];
         if let Some(chain) = &envelope.chain {
-            all.push(("roundelay.epoch", chain.epoch.into()));
-            all.push(("roundelay.tick", chain.tick.into()));
+            all.push(("roundelay.epoch", chain.epoch.get().into()));
+            all.push(("roundelay.tick", chain.tick.get().into()));
         }
         // A job's publisher gives the job its id, and may make it of the key.
         if self.keys || envelope.chain.is_some() {

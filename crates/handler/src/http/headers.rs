@@ -43,9 +43,9 @@ pub fn identify(headers: &mut HeaderMap, job: &Job, run: &HandlerSpan) {
     headers.insert(&KIND, visible(&job.kind));
     headers.insert(&KEY, visible(&job.key));
     if let Some(tick) = job.tick {
-        headers.insert(&EPOCH, tick.epoch.into());
-        headers.insert(&TICK, tick.tick.into());
-        headers.insert(&FENCE, tick.fence.into());
+        headers.insert(&EPOCH, tick.epoch.get().into());
+        headers.insert(&TICK, tick.tick.get().into());
+        headers.insert(&FENCE, tick.fence.get().into());
     }
     headers.insert(&ATTEMPT, job.attempt.into());
     headers.insert(&NOMINAL, visible(&job.nominal.to_string()));

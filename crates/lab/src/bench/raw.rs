@@ -17,6 +17,7 @@ use roundelay_broker::{Broker, BrokerError, Destination, Message};
 use roundelay_engine::StartError;
 use roundelay_ledger::Hint;
 use roundelay_model::clock::{Clock, Time};
+use roundelay_model::ids::{Epoch, TickNo};
 use roundelay_model::job::Envelope;
 use roundelay_model::ladder::Ladder;
 use roundelay_model::topology::{Names, Topology};
@@ -161,11 +162,11 @@ fn message(number: usize) -> Envelope {
         kind: KIND.into(),
         key: format!("0123456789abcdef-{number}"),
         queue: QUEUE.into(),
-        epoch: 1_000_000,
-        tick: 1_000,
+        epoch: Epoch(1_000_000),
+        tick: TickNo(1_000),
         attempt: 1,
         due: Time::default(),
-        parent: 0,
+        parent: Epoch::NONE,
         priority: None,
     };
     hint.envelope("0123456789abcdef")

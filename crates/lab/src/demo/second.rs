@@ -16,6 +16,7 @@ use roundelay_engine::telemetry::{Count, Telemetry};
 use roundelay_engine::{Connections, StartError};
 use roundelay_ledger::{AttemptRecord, LedgerError};
 use roundelay_model::clock::Time;
+use roundelay_model::ids::Fence;
 use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -153,7 +154,7 @@ impl Second {
     async fn attempts(&self, connections: &Connections) -> Result<Vec<AttemptRecord>, LedgerError> {
         let Self::Process { pid, .. } = self else { return Ok(Vec::new()) };
         let name = format!("{pid}-");
-        let (mut attempts, mut after) = (Vec::new(), 0);
+        let (mut attempts, mut after) = (Vec::new(), Fence::NONE);
         loop {
             let page = connections.ledger.attempts(after, ATTEMPTS).await?;
             let Some(last) = page.last() else { return Ok(attempts) };

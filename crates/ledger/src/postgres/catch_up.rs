@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, Fence};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
 
@@ -42,14 +43,15 @@ impl Reader {
         &self,
         queues: Vec<String>,
         kinds: Kinds,
-        after: i64,
+        after: Epoch,
         limit: u32,
     ) -> Result<Vec<Hint>> {
         let sql = "SELECT epoch, kind, key, queue, tick, attempt, due, parent, priority FROM chains
                    WHERE state = 0 AND batch_open = 0 AND epoch > $1 AND queue = ANY ($2) AND kind = ANY ($3)
                      AND (once OR kind = ANY ($4))
                    ORDER BY epoch LIMIT $5";
-        let parameters: [&(dyn ToSql + Sync); 5] = [&after, &queues, &kinds.all, &kinds.recurring, &i64::from(limit)];
+        let parameters: [&(dyn ToSql + Sync); 5] =
+            [&after.get(), &queues, &kinds.all, &kinds.recurring, &i64::from(limit)];
         self.rows(sql, &parameters, hint).await
     }
 
@@ -115,7 +117,7 @@ impl CatchUp for PostgresLedger {
         &self,
         queues: Vec<String>,
         kinds: Kinds,
-        after: i64,
+        after: Epoch,
         limit: u32,
     ) -> Result<Vec<Hint>, LedgerError> {
         self.reader.messages(queues, kinds, after, limit).await
@@ -134,6 +136,6 @@ pub(super) fn overdue(row: &Row) -> Result<Overdue, Error> {
         looks: small(row.try_get(10)?),
         holder: holder(row, 11)?,
         expected: time(row, 12)?,
-        claim: (row.try_get(13)?, row.try_get(14)?),
+        claim: (row.try_get(13)?, Fence(row.try_get(14)?)),
     })
 }

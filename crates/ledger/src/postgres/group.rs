@@ -5,6 +5,7 @@
 use futures_util::future::{BoxFuture, FutureExt, join_all, join3};
 use roundelay_model::clock::{Followed, Seen, Time, instant};
 use roundelay_model::guard::Manual;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row, Statement};
 
@@ -139,11 +140,11 @@ pub(super) async fn transact(
         Seen { server: told.try_get(0)?, set: told.try_get(4)?, version: told.try_get(5)?, asked, answered: instant() };
     let sessions: Vec<i64> = told.try_get(6)?;
     page.judge_holders(&sessions);
-    let left_over = page.left_over(&wanted.taken_over);
+    let left_over: Vec<i64> = page.left_over(&wanted.taken_over).into_iter().map(Fence::get).collect();
     if !left_over.is_empty() {
         let deaths = session.statement(DEATHS).await?;
         for row in session.client.query(&deaths, &[&left_over]).await? {
-            page.count_deaths(row.try_get(0)?, small(row.try_get(1)?));
+            page.count_deaths(Fence(row.try_get(0)?), small(row.try_get(1)?));
         }
     }
     let reading = followed.read(seen);
@@ -159,8 +160,8 @@ pub(super) async fn transact(
 
 async fn lock(session: &Session, wanted: &Wanted) -> Result<Vec<Row>, Error> {
     let statement = session.statement(LOCK).await?;
-    let epochs: Vec<i64> = wanted.epochs.keys().copied().collect();
-    let payloads: Vec<i64> = wanted.epochs.iter().filter(|(_, with)| **with).map(|(epoch, _)| *epoch).collect();
+    let epochs: Vec<i64> = wanted.epochs.keys().map(|epoch| epoch.get()).collect();
+    let payloads: Vec<i64> = wanted.epochs.iter().filter(|(_, with)| **with).map(|(epoch, _)| epoch.get()).collect();
     let (kinds, keys): (Vec<&str>, Vec<&str>) = wanted.names.iter().map(|(kind, key)| (&**kind, &**key)).unzip();
     session.client.query(&statement, &[&epochs, &!kinds.is_empty(), &payloads, &kinds, &keys]).await
 }
@@ -169,7 +170,7 @@ fn held(row: &Row) -> Result<Held, Error> {
     let time = |column: usize| row.try_get(column).map(Time::from_millis);
     let session: i64 = row.try_get(10)?;
     Ok(Held {
-        found_as: row.try_get(0)?,
+        found_as: Epoch(row.try_get(0)?),
         chain: ChainRow {
             hint: hint(row)?,
             state: ChainState::from_number(row.try_get(8)?),
@@ -180,7 +181,7 @@ fn held(row: &Row) -> Result<Held, Error> {
             deaths: 0,
             sent: row.try_get(11)?,
             once: row.try_get(12)?,
-            started_tick: row.try_get(17)?,
+            started_tick: TickNo(row.try_get(17)?),
             last_start: time(18)?,
             last_finish: time(19)?,
             batch_open: row.try_get(21)?,
@@ -188,7 +189,7 @@ fn held(row: &Row) -> Result<Held, Error> {
             manual: Manual::from_number(row.try_get(29)?),
             beside: row.try_get(30)?,
         },
-        fence: row.try_get(13)?,
+        fence: Fence(row.try_get(13)?),
         watch_at: time(14)?,
         looks: small(row.try_get(15)?),
         expected: time(16)?,
@@ -207,14 +208,14 @@ fn held(row: &Row) -> Result<Held, Error> {
 /// The columns epoch, kind, key, queue, tick, attempt, due, parent, which come first, and the column priority.
 pub(super) fn hint(row: &Row) -> Result<Hint, Error> {
     Ok(Hint {
-        epoch: row.try_get(0)?,
+        epoch: Epoch(row.try_get(0)?),
         kind: row.try_get(1)?,
         key: row.try_get(2)?,
         queue: row.try_get(3)?,
-        tick: row.try_get(4)?,
+        tick: TickNo(row.try_get(4)?),
         attempt: small(row.try_get(5)?),
         due: Time::from_millis(row.try_get(6)?),
-        parent: row.try_get(7)?,
+        parent: Epoch(row.try_get(7)?),
         priority: row.try_get::<_, Option<i64>>("priority")?.and_then(|priority| u8::try_from(priority).ok()),
     })
 }

@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, Fence};
 use tokio_postgres::Row;
 
 use super::PostgresLedger;
@@ -52,7 +53,7 @@ impl History for PostgresLedger {
 
     async fn left_with(&self, session: i64, limit: u32) -> Result<Vec<ClaimId>, LedgerError> {
         let left = "SELECT epoch, fence FROM chains WHERE left_held AND holder = $1 LIMIT $2";
-        let claim = |row: &Row| Ok(ClaimId { epoch: row.try_get(0)?, fence: row.try_get(1)? });
+        let claim = |row: &Row| Ok(ClaimId { epoch: Epoch(row.try_get(0)?), fence: Fence(row.try_get(1)?) });
         self.reader.rows(left, &[&session, &i64::from(limit)], claim).await
     }
 

@@ -46,6 +46,7 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Clock, Entropy, Followed, Seen};
+use roundelay_model::ids::Epoch;
 use roundelay_model::secret::Secret;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
@@ -173,10 +174,10 @@ impl PostgresLedger {
         self.own.acquire().await.map_err(|_| LedgerError::Closed)
     }
 
-    fn lane(&self, epoch: i64) -> &Lane {
+    fn lane(&self, epoch: Epoch) -> &Lane {
         let lanes = i64::try_from(self.chains.len()).unwrap_or(1).max(1);
         // Epochs come one after the other, so the lanes get equally many.
-        usize::try_from(epoch.rem_euclid(lanes)).ok().and_then(|at| self.chains.get(at)).unwrap_or(&self.rest)
+        usize::try_from(epoch.get().rem_euclid(lanes)).ok().and_then(|at| self.chains.get(at)).unwrap_or(&self.rest)
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio_postgres::types::ToSql;
 
 use roundelay_model::clock::Time;
+use roundelay_model::ids::Epoch;
 use tokio::time::timeout;
 use tokio_postgres::{Error, Transaction};
 
@@ -237,14 +238,14 @@ impl Reader {
                      AND c.holder NOT IN (SELECT session FROM sessions) AND c.batch_open = 0
                    RETURNING c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent, c.priority";
         let column = |of: fn(&Move) -> i64| moves.iter().map(of).collect::<Vec<i64>>();
-        let (epochs, ticks) = (column(|m| m.epoch), column(|m| m.tick));
+        let (epochs, ticks) = (column(|m| m.epoch.get()), column(|m| m.tick.get()));
         let (was, nominal) = (column(|m| m.from.as_millis()), column(|m| m.nominal.as_millis()));
         let (due, watch_at) = (column(|m| m.due.as_millis()), column(|m| m.watch_at.as_millis()));
         let parameters: [&(dyn ToSql + Sync); 6] = [&epochs, &ticks, &was, &nominal, &due, &watch_at];
         let rows = self.query(sql, &parameters).await?;
         let told = |error: Error| LedgerError::Statement(words(&error));
         let moved: Vec<Hint> = rows.iter().map(hint).collect::<Result<_, _>>().map_err(told)?;
-        let mut moved: std::collections::HashMap<i64, Hint> =
+        let mut moved: std::collections::HashMap<Epoch, Hint> =
             moved.into_iter().map(|hint| (hint.epoch, hint)).collect();
         Ok(moves.iter().map(|m| moved.remove(&m.epoch)).collect())
     }

@@ -10,6 +10,7 @@ use roundelay_model::clock::Time;
 use roundelay_model::deaths::SET_ASIDE;
 use roundelay_model::failure::FailedItem;
 use roundelay_model::guard::Manual;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 
 use crate::chain::{ChainState, Hint, Holder};
 use crate::decide_claim::ChainRow;
@@ -18,11 +19,11 @@ use crate::decide_claim::ChainRow;
 #[derive(Debug, Default)]
 pub(super) struct Wanted {
     /// Chains by epoch, and whether their payload is needed.
-    pub(super) epochs: BTreeMap<i64, bool>,
+    pub(super) epochs: BTreeMap<Epoch, bool>,
     /// Chains by kind and key, with their payload.
     pub(super) names: HashSet<(String, String)>,
     /// Chains whose holders are to be taken for dead.
-    pub(super) taken_over: HashSet<i64>,
+    pub(super) taken_over: HashSet<Epoch>,
     /// How many fences, at most.
     pub(super) fences: i64,
     /// How many epochs, at most.
@@ -31,7 +32,7 @@ pub(super) struct Wanted {
 
 impl Wanted {
     /// The chain with this epoch.
-    pub(super) fn epoch(&mut self, epoch: i64, with_payload: bool) {
+    pub(super) fn epoch(&mut self, epoch: Epoch, with_payload: bool) {
         *self.epochs.entry(epoch).or_default() |= with_payload;
     }
 }
@@ -40,9 +41,9 @@ impl Wanted {
 #[derive(Clone, Debug)]
 pub(super) struct Held {
     /// The epoch under which it was found.
-    pub(super) found_as: i64,
+    pub(super) found_as: Epoch,
     pub(super) chain: ChainRow,
-    pub(super) fence: i64,
+    pub(super) fence: Fence,
     pub(super) watch_at: Time,
     pub(super) looks: u32,
     pub(super) expected: Time,
@@ -65,7 +66,7 @@ pub(super) struct Held {
 /// A chain to insert.
 #[derive(Clone, Debug)]
 pub(super) struct Inserted {
-    pub(super) epoch: i64,
+    pub(super) epoch: Epoch,
     pub(super) queue: String,
     pub(super) priority: Option<u8>,
     pub(super) nominal: Time,
@@ -82,11 +83,11 @@ pub(super) struct Inserted {
 /// The record of an attempt that begins.
 #[derive(Clone, Debug)]
 pub(super) struct Begun {
-    pub(super) fence: i64,
-    pub(super) epoch: i64,
-    pub(super) tick: i64,
+    pub(super) fence: Fence,
+    pub(super) epoch: Epoch,
+    pub(super) tick: TickNo,
     pub(super) attempt: u32,
-    pub(super) previous: i64,
+    pub(super) previous: Fence,
     pub(super) worker: std::sync::Arc<str>,
     pub(super) due: Time,
 }
@@ -143,11 +144,11 @@ pub(super) struct Quarantined {
 #[derive(Debug, Default)]
 pub(super) struct Writes {
     /// By kind, key, whether it is a single tick, and the chain whose batch it is a member of.
-    pub(super) inserted: BTreeMap<(String, String, bool, i64), Inserted>,
+    pub(super) inserted: BTreeMap<(String, String, bool, Epoch), Inserted>,
     /// Epochs of chains whose batches are over: their members are to be deleted.
-    pub(super) over: Vec<i64>,
+    pub(super) over: Vec<Epoch>,
     pub(super) begun: Vec<Begun>,
-    pub(super) ended: BTreeMap<i64, Ended>,
+    pub(super) ended: BTreeMap<Fence, Ended>,
     /// By kind, key and item.
     pub(super) failures: BTreeMap<(String, String, String), Failed>,
     pub(super) quarantined: Vec<Quarantined>,
@@ -162,7 +163,7 @@ pub(super) struct Page {
     pub(super) now: Time,
     pub(super) writes: Writes,
     rows: Vec<Held>,
-    by_epoch: HashMap<i64, usize>,
+    by_epoch: HashMap<Epoch, usize>,
     by_name: HashMap<(String, String), [Option<usize>; 2]>,
     fences: std::vec::IntoIter<i64>,
     epochs: std::vec::IntoIter<i64>,
@@ -181,7 +182,7 @@ impl Page {
         }
         let at = self.rows.len();
         self.by_epoch.insert(row.found_as, at);
-        if row.chain.hint.parent == 0 {
+        if row.chain.hint.parent.is_none() {
             let name = (row.chain.hint.kind.clone(), row.chain.hint.key.clone());
             self.by_name.entry(name).or_default()[usize::from(row.chain.once)] = Some(at);
         }
@@ -196,7 +197,7 @@ impl Page {
     }
 
     /// The last claims of chains whose holders are gone, or are to be taken for that.
-    pub(super) fn left_over(&self, taken_over: &HashSet<i64>) -> Vec<i64> {
+    pub(super) fn left_over(&self, taken_over: &HashSet<Epoch>) -> Vec<Fence> {
         let left = |row: &&Held| match row.chain.holder {
             Holder::Gone => true,
             Holder::Alive => taken_over.contains(&row.found_as),
@@ -206,7 +207,7 @@ impl Page {
     }
 
     /// Notes how many workers have died over the attempt of this claim.
-    pub(super) fn count_deaths(&mut self, fence: i64, deaths: u32) {
+    pub(super) fn count_deaths(&mut self, fence: Fence, deaths: u32) {
         self.rows.iter_mut().filter(|row| row.fence == fence).for_each(|row| row.chain.deaths = deaths);
     }
 
@@ -221,13 +222,13 @@ impl Page {
     }
 
     /// The chain with this epoch.
-    pub(super) fn epoch(&mut self, epoch: i64) -> Option<&mut Held> {
+    pub(super) fn epoch(&mut self, epoch: Epoch) -> Option<&mut Held> {
         self.by_epoch.get(&epoch).map(|at| &mut self.rows[*at])
     }
 
     /// The other row of the same chain: of a rotation its manual run, and of a manual run the rotation.
     pub(super) fn twin(&mut self, chain: &ChainRow) -> Option<&mut Held> {
-        let Hint { kind, key, parent: 0, .. } = &chain.hint else { return None };
+        let Hint { kind, key, parent: Epoch::NONE, .. } = &chain.hint else { return None };
         self.named(kind, key, !chain.once)
     }
 
@@ -239,7 +240,7 @@ impl Page {
 
     /// The chain of this name, or its manual run, that begins with this group.
     pub(super) fn begins(&mut self, kind: &str, key: &str, once: bool) -> Option<&mut Inserted> {
-        self.writes.inserted.get_mut(&(kind.to_owned(), key.to_owned(), once, 0))
+        self.writes.inserted.get_mut(&(kind.to_owned(), key.to_owned(), once, Epoch::NONE))
     }
 
     /// Of both that may have this name, the one that began last.
@@ -251,13 +252,13 @@ impl Page {
     }
 
     /// Takes a fence. Without one, the page is [`overdrawn`](Self::overdrawn), and the answer is 0.
-    pub(super) fn take_fence(&mut self) -> i64 {
-        self.fences.next().unwrap_or_else(|| self.overdraw())
+    pub(super) fn take_fence(&mut self) -> Fence {
+        Fence(self.fences.next().unwrap_or_else(|| self.overdraw()))
     }
 
     /// Takes an epoch. Without one, the page is [`overdrawn`](Self::overdrawn), and the answer is 0.
-    pub(super) fn take_epoch(&mut self) -> i64 {
-        self.epochs.next().unwrap_or_else(|| self.overdraw())
+    pub(super) fn take_epoch(&mut self) -> Epoch {
+        Epoch(self.epochs.next().unwrap_or_else(|| self.overdraw()))
     }
 
     fn overdraw(&mut self) -> i64 {
@@ -273,7 +274,7 @@ impl Page {
 
     /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
     /// before it. Its holder cannot finish any more, and the record of that attempt ends here.
-    pub(super) fn new_epoch(&mut self, old: i64, new: i64) -> Option<&mut Held> {
+    pub(super) fn new_epoch(&mut self, old: Epoch, new: Epoch) -> Option<&mut Held> {
         let at = self.by_epoch.remove(&old)?;
         self.by_epoch.insert(new, at);
         let row = &mut self.rows[at];
@@ -292,12 +293,12 @@ impl Page {
     }
 
     /// The holder of this fence never finished.
-    pub(super) fn lost(&mut self, fence: i64, reason: Option<&str>) {
+    pub(super) fn lost(&mut self, fence: Fence, reason: Option<&str>) {
         lost(&mut self.writes, fence, reason, self.now);
     }
 
     /// Too many workers have died while they ran the tick of this chain: it waits for a person.
-    pub(super) fn set_aside(&mut self, epoch: i64) {
+    pub(super) fn set_aside(&mut self, epoch: Epoch) {
         let now = self.now;
         let Some(held) = self.epoch(epoch) else { return };
         held.become_state(ChainState::Quarantined);
@@ -333,7 +334,7 @@ impl Page {
     }
 }
 
-fn lost(writes: &mut Writes, fence: i64, reason: Option<&str>, at: Time) {
+fn lost(writes: &mut Writes, fence: Fence, reason: Option<&str>, at: Time) {
     // An end that the group has written already stands.
     writes.ended.entry(fence).or_insert(Ended {
         at,
@@ -382,7 +383,7 @@ mod tests {
     fn a_page_says_that_more_numbers_were_taken_than_were_wanted() {
         let mut page = Page::default();
         page.begin(Time::default(), vec![7], vec![8]);
-        assert_eq!((page.take_fence(), page.take_epoch(), page.overdrawn()), (7, 8, false));
+        assert_eq!((page.take_fence(), page.take_epoch(), page.overdrawn()), (Fence(7), Epoch(8), false));
         page.take_epoch();
         assert!(page.overdrawn());
     }

@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use std::time::Duration;
 
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::progress::Progress;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
@@ -110,12 +111,12 @@ impl Reader {
         self.rows(sql, &[&before.as_millis(), &now.as_millis(), &i64::from(limit)], late).await
     }
 
-    pub(super) async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+    pub(super) async fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>> {
         let sql = "SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason,
                           overlapped, misfired, progress
                    FROM attempts
                    WHERE fence > $1 ORDER BY fence LIMIT $2";
-        self.rows(sql, &[&after, &i64::from(limit)], attempt).await
+        self.rows(sql, &[&after.get(), &i64::from(limit)], attempt).await
     }
 
     pub(super) async fn census(&self, now: Time, slack: Duration) -> Result<Census> {
@@ -239,7 +240,7 @@ impl Reader {
         self.rows(sql, &[&after, &i64::from(limit)], census).await
     }
 
-    pub(super) async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+    pub(super) async fn history(&self, fence: Fence, limit: u32) -> Result<Vec<AttemptRecord>> {
         let sql = "WITH RECURSIVE back (number, more) AS (
                        SELECT $1::int8, $2::int8
                        UNION ALL
@@ -247,7 +248,7 @@ impl Reader {
                    SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped,
                           misfired, progress
                    FROM back JOIN attempts ON fence = number ORDER BY fence DESC";
-        self.rows(sql, &[&fence, &i64::from(limit)], attempt).await
+        self.rows(sql, &[&fence.get(), &i64::from(limit)], attempt).await
     }
 }
 
@@ -258,7 +259,7 @@ fn chain(row: &Row) -> Result<ChainView, Error> {
         payload: row.try_get(9)?,
         nominal: time(row, 10)?,
         holder: holder(row, 11)?,
-        fence: row.try_get(12)?,
+        fence: Fence(row.try_get(12)?),
         sent: row.try_get(13)?,
         once: row.try_get(14)?,
         owner: row.try_get(15)?,
@@ -270,7 +271,7 @@ fn chain(row: &Row) -> Result<ChainView, Error> {
         looks: small(row.try_get(22)?),
         watch_at: time(row, 23)?,
         depth: small(row.try_get(24)?),
-        started_tick: row.try_get("started_tick")?,
+        started_tick: TickNo(row.try_get("started_tick")?),
     })
 }
 
@@ -278,9 +279,9 @@ fn chain(row: &Row) -> Result<ChainView, Error> {
 /// progress.
 pub(super) fn attempt(row: &Row) -> Result<AttemptRecord, Error> {
     Ok(AttemptRecord {
-        fence: row.try_get(0)?,
-        epoch: row.try_get(1)?,
-        tick: row.try_get(2)?,
+        fence: Fence(row.try_get(0)?),
+        epoch: Epoch(row.try_get(1)?),
+        tick: TickNo(row.try_get(2)?),
         attempt: small(row.try_get(3)?),
         worker: row.try_get(4)?,
         due: time(row, 5)?,
@@ -298,14 +299,14 @@ pub(super) fn listed(row: &Row) -> Result<Listed, Error> {
     Ok(Listed {
         hint: hint(row)?,
         state: ChainState::from_number(row.try_get(8)?),
-        fence: row.try_get(9)?,
+        fence: Fence(row.try_get(9)?),
         nominal: time(row, 10)?,
         holder: holder(row, 11)?,
         owner: row.try_get(12)?,
         schedule: row.try_get(13)?,
         last_start: time(row, 14)?,
         last_finish: time(row, 15)?,
-        started_tick: row.try_get(16)?,
+        started_tick: TickNo(row.try_get(16)?),
         batch: (row.try_get(17)?, row.try_get(18)?),
         unavailable: row.try_get(19)?,
     })
@@ -333,11 +334,11 @@ impl Reports for PostgresLedger {
         self.reader.census(self.clock.now(), slack).await
     }
 
-    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+    async fn history(&self, fence: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
         self.reader.history(fence, limit).await
     }
 
-    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+    async fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
         self.reader.attempts(after, limit).await
     }
 }

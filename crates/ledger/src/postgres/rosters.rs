@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use roundelay_model::ids::Epoch;
 use tokio::time::timeout;
 use tokio_postgres::{Error, Row};
 
@@ -25,7 +26,7 @@ impl Rosters for PostgresLedger {
         let enlisted = |row: &Row| {
             Ok(Enlisted {
                 key: row.try_get(0)?,
-                epoch: row.try_get(1)?,
+                epoch: Epoch(row.try_get(1)?),
                 state: ChainState::from_number(row.try_get(2)?),
             })
         };
@@ -33,7 +34,7 @@ impl Rosters for PostgresLedger {
         rows.iter().map(enlisted).collect::<Result<_, Error>>().map_err(told)
     }
 
-    async fn depart(&self, epochs: Vec<i64>) -> Result<u64, LedgerError> {
+    async fn depart(&self, epochs: Vec<Epoch>) -> Result<u64, LedgerError> {
         let _leave = self.own().await?;
         let mut session = self.address.connect(Use::Long(DEPART)).await?;
         for attempt in 1.. {
@@ -70,13 +71,14 @@ const REMEMBER: &str = "INSERT INTO departed (kind, key, epoch)
                         SELECT kind, key, epoch FROM chains WHERE epoch = ANY ($1::int8[])
                         ON CONFLICT (kind, key) DO UPDATE SET epoch = excluded.epoch";
 
-async fn attempted(session: &mut Session, epochs: &[i64]) -> Result<u64, Error> {
+async fn attempted(session: &mut Session, epochs: &[Epoch]) -> Result<u64, Error> {
+    let numbers: Vec<i64> = epochs.iter().map(|epoch| epoch.get()).collect();
     let transaction = session.client.transaction().await?;
     let locked: Vec<i64> =
-        transaction.query(LOCK, &[&epochs]).await?.iter().map(|row| row.try_get(0)).collect::<Result<_, Error>>()?;
+        transaction.query(LOCK, &[&numbers]).await?.iter().map(|row| row.try_get(0)).collect::<Result<_, Error>>()?;
     transaction.execute(END, &[&locked]).await?;
     transaction.execute(MEMBERS, &[&locked]).await?;
-    let departed: Vec<i64> = locked.into_iter().filter(|epoch| epochs.contains(epoch)).collect();
+    let departed: Vec<i64> = locked.into_iter().filter(|epoch| numbers.contains(epoch)).collect();
     let count = transaction.execute(REMEMBER, &[&departed]).await?;
     transaction.commit().await?;
     Ok(count)

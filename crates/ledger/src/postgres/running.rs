@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use roundelay_model::deaths::Hands;
+use roundelay_model::ids::Fence;
 use roundelay_model::progress::Progress;
 use tokio_postgres::{Error, Row};
 
@@ -101,7 +102,7 @@ impl Running for PostgresLedger {
         self.reader.execute("DELETE FROM in_hand WHERE job = $1", &[&job]).await.map(drop)
     }
 
-    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+    async fn note_progress(&self, runs: Vec<(Fence, Progress)>) -> Result<(), LedgerError> {
         self.reader.note_progress(runs).await
     }
 }
@@ -109,9 +110,9 @@ impl Running for PostgresLedger {
 impl Reader {
     /// A row that another transaction has locked is about to end, and its end has the progress. So this waits for no
     /// lock, and cannot be part of a deadlock.
-    pub(super) async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+    pub(super) async fn note_progress(&self, runs: Vec<(Fence, Progress)>) -> Result<(), LedgerError> {
         let (fences, texts): (Vec<i64>, Vec<String>) =
-            runs.into_iter().map(|(fence, progress)| (fence, progress.text())).unzip();
+            runs.into_iter().map(|(fence, progress)| (fence.get(), progress.text())).unzip();
         let note = "WITH open AS MATERIALIZED (
                         SELECT fence FROM attempts WHERE fence = ANY ($1::int8[]) AND finished IS NULL
                         FOR UPDATE SKIP LOCKED)

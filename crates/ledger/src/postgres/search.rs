@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
+use roundelay_model::ids::Fence;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
@@ -103,7 +104,7 @@ impl Search for PostgresLedger {
         Ok(Found::new(found, limit, last.is_some(), last))
     }
 
-    async fn histories(&self, fences: Vec<i64>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>> {
+    async fn histories(&self, fences: Vec<Fence>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>> {
         let sql = "WITH RECURSIVE back (root, number, more) AS (
                        SELECT fence, fence, $2::int8 FROM unnest($1::int8[]) AS fence
                        UNION ALL
@@ -111,9 +112,10 @@ impl Search for PostgresLedger {
                    SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped,
                           misfired, progress, root
                    FROM back JOIN attempts ON fence = number ORDER BY fence DESC";
-        let rooted = |row: &Row| Ok((row.try_get::<_, i64>(13)?, attempt(row)?));
-        let mut of: HashMap<i64, Vec<AttemptRecord>> = HashMap::new();
-        for (root, record) in self.reader.rows(sql, &[&fences, &i64::from(limit)], rooted).await? {
+        let rooted = |row: &Row| Ok((Fence(row.try_get(13)?), attempt(row)?));
+        let numbers: Vec<i64> = fences.iter().map(|fence| fence.get()).collect();
+        let mut of: HashMap<Fence, Vec<AttemptRecord>> = HashMap::new();
+        for (root, record) in self.reader.rows(sql, &[&numbers, &i64::from(limit)], rooted).await? {
             of.entry(root).or_default().push(record);
         }
         Ok(fences.iter().map(|fence| of.get(fence).cloned().unwrap_or_default()).collect())
@@ -122,10 +124,10 @@ impl Search for PostgresLedger {
     async fn runs(
         &self,
         filter: RunFilter,
-        before: Option<i64>,
+        before: Option<Fence>,
         limit: u32,
         effort: u32,
-    ) -> Result<Found<NamedAttempt, i64>> {
+    ) -> Result<Found<NamedAttempt, Fence>> {
         let sql = "SELECT a.fence, a.epoch, a.tick, a.attempt, a.worker, a.due, a.started, a.finished, a.verdict,
                           a.reason, a.overlapped, a.misfired, a.progress, c.kind, c.key
                    FROM (SELECT * FROM attempts WHERE fence < $1 ORDER BY fence DESC LIMIT $5) a
@@ -137,14 +139,14 @@ impl Search for PostgresLedger {
             Ok(NamedAttempt { record: attempt(row)?, name })
         };
         let RunFilter { verdict, kind } = filter;
-        let (before, most, effort) = (before.unwrap_or(i64::MAX), i64::from(limit), i64::from(effort));
+        let (before, most, effort) = (before.map_or(i64::MAX, Fence::get), i64::from(limit), i64::from(effort));
         let found = self.reader.rows(sql, &[&before, &verdict, &kind, &most, &effort], named).await?;
         if found.len() >= limit as usize {
             let last = found.last().map(|last| last.record.fence);
             return Ok(Found::new(found, limit, false, last));
         }
         let looked = "SELECT fence FROM attempts WHERE fence < $1 ORDER BY fence DESC OFFSET $2 LIMIT 1";
-        let last = self.reader.rows(looked, &[&before, &(effort - 1)], |row| row.try_get(0)).await?.pop();
+        let last = self.reader.rows(looked, &[&before, &(effort - 1)], |row| row.try_get(0).map(Fence)).await?.pop();
         Ok(Found::new(found, limit, last.is_some(), last))
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use roundelay_model::deaths::UNHEARD;
+use roundelay_model::ids::{Epoch, Fence};
 use tokio_postgres::Error;
 
 use super::PostgresLedger;
@@ -82,9 +83,10 @@ impl Sessions for PostgresLedger {
     async fn hold(&self, claims: Vec<ClaimId>) -> Result<Vec<bool>, LedgerError> {
         let sql = "SELECT epoch, fence FROM chains
                    JOIN unnest($1::int8[], $2::int8[]) AS u (epoch, fence) USING (epoch, fence) WHERE holder <> 0";
-        let (epochs, fences): (Vec<i64>, Vec<i64>) = claims.iter().map(|claim| (claim.epoch, claim.fence)).unzip();
+        let (epochs, fences): (Vec<i64>, Vec<i64>) =
+            claims.iter().map(|claim| (claim.epoch.get(), claim.fence.get())).unzip();
         let rows = self.pulse.query(sql, &[&epochs, &fences]).await?;
-        let held = rows.iter().map(|row| Ok(ClaimId { epoch: row.try_get(0)?, fence: row.try_get(1)? }));
+        let held = rows.iter().map(|row| Ok(ClaimId { epoch: Epoch(row.try_get(0)?), fence: Fence(row.try_get(1)?) }));
         let held = held.collect::<Result<Vec<ClaimId>, Error>>().map_err(told)?;
         Ok(claims.iter().map(|claim| held.contains(claim)).collect())
     }
@@ -95,7 +97,8 @@ impl Sessions for PostgresLedger {
                        WHERE c.epoch = u.epoch AND c.fence = u.fence AND c.holder = $1 RETURNING c.fence)
                    UPDATE attempts a SET finished = ledger_millis(), verdict = 'lost', reason = $4
                    FROM free WHERE a.fence = free.fence AND a.finished IS NULL";
-        let (epochs, fences): (Vec<i64>, Vec<i64>) = claims.iter().map(|claim| (claim.epoch, claim.fence)).unzip();
+        let (epochs, fences): (Vec<i64>, Vec<i64>) =
+            claims.iter().map(|claim| (claim.epoch.get(), claim.fence.get())).unzip();
         self.reader.execute(sql, &[&session, &epochs, &fences, &UNHEARD]).await.map(drop)
     }
 }

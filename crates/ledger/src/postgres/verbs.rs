@@ -7,6 +7,7 @@ use roundelay_model::clock::Time;
 use roundelay_model::deaths::UNHEARD;
 use roundelay_model::failure::{Batch, FailedItem};
 use roundelay_model::guard::Manual;
+use roundelay_model::ids::{Epoch, TickNo};
 use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 
@@ -36,7 +37,7 @@ pub(super) trait Decide: Send {
 }
 
 /// Also the other row of the chain, where there may be one.
-fn wants_twin(page: &mut Page, epoch: i64, wanted: &mut Wanted) {
+fn wants_twin(page: &mut Page, epoch: Epoch, wanted: &mut Wanted) {
     if let Some(held) = page.epoch(epoch).filter(|held| held.chain.has_twin()) {
         wanted.names.insert((held.chain.hint.kind.clone(), held.chain.hint.key.clone()));
     }
@@ -44,7 +45,7 @@ fn wants_twin(page: &mut Page, epoch: i64, wanted: &mut Wanted) {
 
 impl ClaimRequest {
     fn is_of_a_first_tick(&self) -> bool {
-        self.hint.parent == 0 && self.hint.tick == 1
+        self.hint.parent.is_none() && self.hint.tick == TickNo::FIRST
     }
 }
 
@@ -68,7 +69,7 @@ impl Decide for ClaimRequest {
             return;
         }
         // Seldom: the chain has begun anew since, or this is an older copy of the ledger.
-        if self.hint.parent == 0 && page.epoch(self.hint.epoch).is_none() {
+        if self.hint.parent.is_none() && page.epoch(self.hint.epoch).is_none() {
             wanted.names.insert((self.hint.kind.clone(), self.hint.key.clone()));
         }
         wants_twin(page, self.hint.epoch, wanted);
@@ -78,7 +79,7 @@ impl Decide for ClaimRequest {
         let (asked, now) = (&self.hint, page.now);
         let found = match page.epoch(asked.epoch) {
             Some(held) => Some(held.clone()),
-            None if asked.parent != 0 => None,
+            None if !asked.parent.is_none() => None,
             None => page.newest_named(&asked.kind, &asked.key).cloned(),
         };
         let twin = found.as_ref().filter(|held| held.chain.has_twin()).and_then(|held| page.twin(&held.chain).cloned());
@@ -169,7 +170,7 @@ impl Decide for FinishRequest {
 
     fn wants(&self, wanted: &mut Wanted) {
         wanted.epoch(self.epoch, false);
-        if self.parent != 0 {
+        if !self.parent.is_none() {
             wanted.epoch(self.parent, false);
         }
         wanted.new_epochs += i64::try_from(self.members.len() + self.chains.len()).unwrap_or(i64::MAX);
@@ -295,7 +296,7 @@ fn begin_members(page: &mut Page, owner: Option<&str>, finish: &FinishRequest) -
             key: key.clone(),
             queue: queue.clone(),
             epoch,
-            tick: 1,
+            tick: TickNo::FIRST,
             attempt: 1,
             due: *due,
             parent: finish.epoch,
@@ -307,7 +308,7 @@ fn begin_members(page: &mut Page, owner: Option<&str>, finish: &FinishRequest) -
 
 /// A member of a batch that has ended is counted; after the last one, its chain is due.
 fn ended_member(page: &mut Page, finish: &FinishRequest) -> Option<Hint> {
-    if finish.parent == 0 || finish.next != Next::End {
+    if finish.parent.is_none() || finish.next != Next::End {
         return None;
     }
     let held = page.epoch(finish.parent).filter(|held| held.chain.batch_open > 0)?;
@@ -389,7 +390,7 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
             tick,
             attempt: 1,
             due: chain.due,
-            parent: 0,
+            parent: Epoch::NONE,
             priority: chain.priority,
         })
     };
@@ -429,8 +430,8 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
             manual: chain.manual,
             beside,
         };
-        page.writes.inserted.insert((chain.kind.clone(), chain.key.clone(), chain.once, 0), new);
-        return created(epoch, 1);
+        page.writes.inserted.insert((chain.kind.clone(), chain.key.clone(), chain.once, Epoch::NONE), new);
+        return created(epoch, TickNo::FIRST);
     };
     if held.chain.state == ChainState::Retired {
         if !chain.revive && !chain.once {
@@ -440,7 +441,7 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
         // in the middle is not gone on from.
         let is_over = !held.is_held() && held.chain.batch_open == 0 && held.chain.started_tick < held.chain.hint.tick;
         let goes_on = chain.once && is_over;
-        let (old, tick) = (held.chain.hint.epoch, if goes_on { held.chain.hint.tick } else { 1 });
+        let (old, tick) = (held.chain.hint.epoch, if goes_on { held.chain.hint.tick } else { TickNo::FIRST });
         let held = match goes_on {
             true => page.epoch(old),
             false => {
@@ -459,7 +460,7 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
         held.depth = chain.depth;
         if !goes_on {
             let never = Time::default();
-            (held.chain.started_tick, held.chain.last_start, held.chain.last_finish) = (0, never, never);
+            (held.chain.started_tick, held.chain.last_start, held.chain.last_finish) = (TickNo::NONE, never, never);
         }
         (held.carry, held.carries) = (None, true);
         let epoch = held.chain.hint.epoch;

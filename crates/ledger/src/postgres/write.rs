@@ -125,19 +125,19 @@ fn moved(page: &Page) -> Option<Part<'_>> {
     (!rows.is_empty()).then(|| Part {
         sql: MOVE,
         columns: vec![
-            column(&rows, |row| row.found_as),
+            column(&rows, |row| row.found_as.get()),
             column(&rows, |row| row.chain.state as i64),
-            column(&rows, |row| row.chain.hint.tick),
+            column(&rows, |row| row.chain.hint.tick.get()),
             column(&rows, |row| i64::from(row.chain.hint.attempt)),
             column(&rows, |row| row.chain.nominal.as_millis()),
             column(&rows, |row| row.chain.hint.due.as_millis()),
-            column(&rows, |row| row.fence),
+            column(&rows, |row| row.fence.get()),
             column(&rows, |row| row.chain.session),
             column(&rows, |row| row.chain.sent),
             column(&rows, |row| row.expected.as_millis()),
             column(&rows, |row| row.watch_at.as_millis()),
             column(&rows, |row| i64::from(row.looks)),
-            column(&rows, |row| row.chain.started_tick),
+            column(&rows, |row| row.chain.started_tick.get()),
             column(&rows, |row| row.chain.last_start.as_millis()),
             column(&rows, |row| row.chain.last_finish.as_millis()),
             column(&rows, |row| row.batch_total),
@@ -150,14 +150,14 @@ fn moved(page: &Page) -> Option<Part<'_>> {
 
 fn dropped(page: &Page) -> Option<Part<'_>> {
     let over = &page.writes.over;
-    (!over.is_empty()).then(|| Part { sql: DROP_MEMBERS, columns: vec![column(over, |epoch| *epoch)] })
+    (!over.is_empty()).then(|| Part { sql: DROP_MEMBERS, columns: vec![column(over, |epoch| epoch.get())] })
 }
 
 fn carried(page: &Page) -> Option<Part<'_>> {
     let rows: Vec<&Held> = page.rows().iter().filter(|row| row.carries).collect();
     (!rows.is_empty()).then(|| Part {
         sql: CARRY,
-        columns: vec![column(&rows, |row| row.found_as), column(&rows, |row| row.carry.as_deref())],
+        columns: vec![column(&rows, |row| row.found_as.get()), column(&rows, |row| row.carry.as_deref())],
     })
 }
 
@@ -166,8 +166,8 @@ fn renamed(page: &Page) -> Option<Part<'_>> {
     (!rows.is_empty()).then(|| Part {
         sql: RENAME,
         columns: vec![
-            column(&rows, |row| row.found_as),
-            column(&rows, |row| row.chain.hint.epoch),
+            column(&rows, |row| row.found_as.get()),
+            column(&rows, |row| row.chain.hint.epoch.get()),
             column(&rows, |row| row.chain.hint.queue.as_str()),
             column(&rows, |row| row.payload.as_str()),
             column(&rows, |row| row.owner.as_deref()),
@@ -184,11 +184,11 @@ fn inserted(page: &Page) -> Option<Part<'_>> {
     (!rows.is_empty()).then(|| Part {
         sql: INSERT,
         columns: vec![
-            column(&rows, |(_, new)| new.epoch),
+            column(&rows, |(_, new)| new.epoch.get()),
             column(&rows, |((kind, ..), _)| kind.as_str()),
             column(&rows, |((_, key, ..), _)| key.as_str()),
             column(&rows, |((_, _, once, _), _)| *once),
-            column(&rows, |((.., parent), _)| *parent),
+            column(&rows, |((.., parent), _)| parent.get()),
             column(&rows, |(_, new)| new.queue.as_str()),
             column(&rows, |(_, new)| new.due.as_millis()),
             column(&rows, |(_, new)| new.watch_at.as_millis()),
@@ -209,11 +209,11 @@ fn begun(page: &Page) -> Option<Part<'_>> {
     (!rows.is_empty()).then(|| Part {
         sql: BEGIN_ATTEMPTS,
         columns: vec![
-            column(rows, |row| row.fence),
-            column(rows, |row| row.epoch),
-            column(rows, |row| row.tick),
+            column(rows, |row| row.fence.get()),
+            column(rows, |row| row.epoch.get()),
+            column(rows, |row| row.tick.get()),
             column(rows, |row| i64::from(row.attempt)),
-            column(rows, |row| row.previous),
+            column(rows, |row| row.previous.get()),
             column(rows, |row| row.worker.to_string()),
             column(rows, |row| row.due.as_millis()),
             Box::new(page.now.as_millis()),
@@ -226,7 +226,7 @@ fn ended(page: &Page) -> Option<Part<'_>> {
     (!rows.is_empty()).then(|| Part {
         sql: END_ATTEMPTS,
         columns: vec![
-            column(&rows, |(fence, _)| **fence),
+            column(&rows, |(fence, _)| fence.get()),
             column(&rows, |(_, end)| end.at.as_millis()),
             column(&rows, |(_, end)| end.verdict),
             column(&rows, |(_, end)| end.reason.as_deref().map(text)),

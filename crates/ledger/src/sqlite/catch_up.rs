@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, Fence};
 use rusqlite::{Row, params};
 
 use super::SqliteLedger;
@@ -52,12 +53,12 @@ impl Store {
         )?;
         let mut write = |l: &LookAgain| {
             let expected = l.expected.map(Time::as_millis);
-            update.execute(params![l.epoch, l.from.as_millis(), l.to.as_millis(), l.looks, expected])
+            update.execute(params![l.epoch.get(), l.from.as_millis(), l.to.as_millis(), l.looks, expected])
         };
         looks.iter().map(|look| Ok(write(look)? == 1)).collect()
     }
 
-    pub fn messages(&self, queues: &[String], kinds: &Kinds, after: i64, limit: u32) -> Result<Vec<Hint>> {
+    pub fn messages(&self, queues: &[String], kinds: &Kinds, after: Epoch, limit: u32) -> Result<Vec<Hint>> {
         let sql = format!(
             "SELECT {HINT} FROM chains
              WHERE state = 0 AND batch_open = 0 AND epoch > ?1 AND queue IN rarray(?2) AND kind IN rarray(?3)
@@ -66,7 +67,7 @@ impl Store {
         );
         let mut select = self.connection.prepare_cached(&sql)?;
         let rows = select.query_map(
-            params![after, text_array(queues), text_array(&kinds.all), text_array(&kinds.recurring), limit],
+            params![after.get(), text_array(queues), text_array(&kinds.all), text_array(&kinds.recurring), limit],
             hint,
         )?;
         rows.collect()
@@ -119,7 +120,7 @@ impl CatchUp for SqliteLedger {
         &self,
         queues: Vec<String>,
         kinds: Kinds,
-        after: i64,
+        after: Epoch,
         limit: u32,
     ) -> Result<Vec<Hint>, LedgerError> {
         self.read(move |store| store.messages(&queues, &kinds, after, limit)).await
@@ -139,6 +140,6 @@ pub(super) fn overdue(row: &Row<'_>) -> Result<Overdue> {
         looks: row.get(AFTER_HINT + 2)?,
         holder: holder(row, AFTER_HINT + 3)?,
         expected: time(row, AFTER_HINT + 4)?,
-        claim: (row.get(AFTER_HINT + 5)?, row.get(AFTER_HINT + 6)?),
+        claim: (row.get(AFTER_HINT + 5)?, Fence(row.get(AFTER_HINT + 6)?)),
     })
 }

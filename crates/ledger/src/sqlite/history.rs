@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, Fence};
 use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
@@ -36,13 +37,13 @@ impl Store {
              RETURNING fence"
         );
         let mut left = self.connection.prepare_cached(&left)?;
-        let fences: Vec<i64> = left.query_map([limit], |row| row.get(0))?.collect::<Result<_>>()?;
+        let fences: Vec<Fence> = left.query_map([limit], |row| row.get(0).map(Fence))?.collect::<Result<_>>()?;
         for fence in fences {
             self.connection
                 .prepare_cached(
                     "UPDATE attempts SET finished = ?2, verdict = 'lost' WHERE fence = ?1 AND finished IS NULL",
                 )?
-                .execute(params![fence, now.as_millis()])?;
+                .execute(params![fence.get(), now.as_millis()])?;
         }
         Ok(())
     }
@@ -101,7 +102,7 @@ impl Store {
                     UNION ALL SELECT epoch, h.fence FROM hot_chains h CROSS JOIN chains USING (epoch)
                     WHERE state <> 0 AND h.holder = ?1
                     LIMIT ?2";
-        let claim = |row: &rusqlite::Row| Ok(ClaimId { epoch: row.get(0)?, fence: row.get(1)? });
+        let claim = |row: &rusqlite::Row| Ok(ClaimId { epoch: Epoch(row.get(0)?), fence: Fence(row.get(1)?) });
         self.connection.prepare_cached(left)?.query_map(params![session, limit], claim)?.collect()
     }
 

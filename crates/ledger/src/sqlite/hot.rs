@@ -10,6 +10,7 @@
 //! that a chain's first message was sent is of no use any more once the chain has been claimed.
 
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use rusqlite::params;
 
 use super::store::{Result, Store};
@@ -19,15 +20,15 @@ impl Store {
     /// Writes the columns of a chain that a run changes, and makes the chain hot.
     pub(super) fn heat(
         &mut self,
-        epoch: i64,
-        fence: i64,
+        epoch: Epoch,
+        fence: Fence,
         holder: i64,
         sent: bool,
-        (tick, start): (i64, Time),
+        (tick, start): (TickNo, Time),
     ) -> Result<()> {
         let replace = "REPLACE INTO hot_chains (epoch, fence, holder, sent, started_tick, last_start)
                        VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
-        let values = params![epoch, fence, holder, sent, tick, start.as_millis()];
+        let values = params![epoch.get(), fence.get(), holder, sent, tick.get(), start.as_millis()];
         self.connection.prepare_cached(replace)?.execute(values)?;
         Ok(())
     }
@@ -55,7 +56,7 @@ impl Store {
     }
 
     pub fn mark_sent(&mut self, s: Sent) -> Result<()> {
-        let place = params![s.epoch, s.tick, s.attempt, s.due.as_millis()];
+        let place = params![s.epoch.get(), s.tick.get(), s.attempt, s.due.as_millis()];
         let cool = "DELETE FROM hot_chains WHERE epoch = ?1 AND holder = 0 AND sent = 0 AND EXISTS
                         (SELECT 1 FROM chains WHERE epoch = ?1 AND tick = ?2 AND attempt = ?3 AND due = ?4)";
         if self.connection.prepare_cached(cool)?.execute(place)? == 0 {
@@ -176,20 +177,20 @@ mod tests {
     struct Seen {
         hints: Vec<Hint>,
         /// With whether a batch had been waited for.
-        fences: Vec<(Hint, i64, bool)>,
+        fences: Vec<(Hint, Fence, bool)>,
         sent: Vec<Sent>,
         /// The worker's session.
         session: i64,
     }
 
-    fn finish((hint, fence, from_batch): &(Hint, i64, bool), now: Time, next: u8) -> FinishRequest {
+    fn finish((hint, fence, from_batch): &(Hint, Fence, bool), now: Time, next: u8) -> FinishRequest {
         let due = now + Duration::from_secs(20);
         let next = match next {
             0 => Next::End,
             1 => Next::Attempt { attempt: hint.attempt + 1, due },
             2 => Next::Snooze { due: now },
-            3 if hint.parent == 0 => Next::Gather,
-            _ if hint.parent != 0 => Next::End,
+            3 if hint.parent.is_none() => Next::Gather,
+            _ if !hint.parent.is_none() => Next::End,
             _ => Next::Tick { nominal: due, due },
         };
         let member = |n: u8| Member {
@@ -232,8 +233,8 @@ mod tests {
         match verb {
             Verb::Claim { by } => {
                 // Of the chain, or of one of its members.
-                let members = store.messages(&["work".into()], &kinds(), 0, 100).unwrap();
-                let hint = members.into_iter().rfind(|hint| hint.key == key || hint.parent != 0);
+                let members = store.messages(&["work".into()], &kinds(), Epoch::NONE, 100).unwrap();
+                let hint = members.into_iter().rfind(|hint| hint.key == key || !hint.parent.is_none());
                 let Some(hint) = hint.or_else(|| seen.hints.last().cloned()) else { return String::new() };
                 let claim = store.claim(&request(hint.clone(), by, seen.session), now).unwrap();
                 if let Claim::Granted(grant) = &claim {
@@ -285,7 +286,7 @@ mod tests {
                 format!("{:?}", store.reschedule(&moves).unwrap())
             }
             Verb::Depart => {
-                let epochs: Vec<i64> = store.chains("sync", key).unwrap().iter().map(|c| c.hint.epoch).collect();
+                let epochs: Vec<Epoch> = store.chains("sync", key).unwrap().iter().map(|c| c.hint.epoch).collect();
                 format!("{:?}", store.depart(&epochs).unwrap())
             }
             Verb::LookAgain => {
@@ -305,7 +306,7 @@ mod tests {
             // A message that is ahead of the ledger: the chain is quarantined, running or not.
             Verb::Ahead => {
                 let Some(hint) = seen.hints.last() else { return String::new() };
-                let hint = Hint { tick: hint.tick + 1_000, ..hint.clone() };
+                let hint = Hint { tick: TickNo(hint.tick.get() + 1_000), ..hint.clone() };
                 format!("{:?}", store.claim(&request(hint, 61, seen.session), now).unwrap())
             }
             Verb::Enroll => format!("{:?}", store.enroll(&[new_chain(key, now)], now).unwrap()),
@@ -340,13 +341,13 @@ mod tests {
     /// All that can be seen of the chains.
     fn state(store: &Store, now: Time) -> String {
         let chains: Vec<_> = KEYS.iter().map(|key| store.chains("sync", key).unwrap()).collect();
-        let messages = store.messages(&["work".into()], &kinds(), 0, 100).unwrap();
+        let messages = store.messages(&["work".into()], &kinds(), Epoch::NONE, 100).unwrap();
         let later = now + Duration::from_secs(1_000);
         let overdue = store.overdue("work", &kinds(), later, None, 100).unwrap();
         let late = store.late(later, now, 100).unwrap();
         let listed = store.list(&ListFilter::default(), None, now, 100).unwrap();
         let census = store.census(now, SLACK).unwrap();
-        let attempts = store.attempts(0, 1_000).unwrap();
+        let attempts = store.attempts(Fence::NONE, 1_000).unwrap();
         format!("{chains:#?} {messages:#?} {overdue:#?} {late:#?} {listed:#?} {census:#?} {attempts:#?}")
     }
 

@@ -5,6 +5,7 @@ use rusqlite::Row;
 use std::time::Duration;
 
 use roundelay_model::clock::Time;
+use roundelay_model::ids::Epoch;
 use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
@@ -113,8 +114,11 @@ impl Store {
         let state = state.map(|state| state as i64);
         let sql = format!("SELECT epoch FROM chains WHERE {states} AND {} ORDER BY epoch", which_of(which));
         let parameters = params![kind, key, owner, like, queue, late_before, state, now.as_millis()];
-        let epochs: Vec<i64> =
-            self.connection.prepare_cached(&sql)?.query_map(parameters, |row| row.get(0))?.collect::<Result<_>>()?;
+        let epochs: Vec<Epoch> = self
+            .connection
+            .prepare_cached(&sql)?
+            .query_map(parameters, |row| row.get(0).map(Epoch))?
+            .collect::<Result<_>>()?;
         for old in &epochs {
             let epoch = self.new_epoch(*old, now)?;
             // Where a chain stands in its own time is not known any more, so it is due now.
@@ -123,7 +127,7 @@ impl Store {
                     "UPDATE chains SET nominal = ?2, due = ?2, expected = ?2, watch_at = ?2, state = iif(state = 1, 1, 0)
                      WHERE epoch = ?1",
                 )?
-                .execute(params![epoch, now.as_millis()])?;
+                .execute(params![epoch.get(), now.as_millis()])?;
         }
         Ok(epochs.len() as u64)
     }
@@ -177,7 +181,7 @@ impl Store {
         let mut update = self.connection.prepare_cached(&sql)?;
         let mut one = |Move { epoch, tick, from, nominal, due, watch_at }: &Move| {
             let [from, nominal, due, watch_at] = [*from, *nominal, *due, *watch_at].map(Time::as_millis);
-            update.query_row(params![epoch, tick, from, nominal, due, watch_at], hint).optional()
+            update.query_row(params![epoch.get(), tick.get(), from, nominal, due, watch_at], hint).optional()
         };
         moves.iter().map(&mut one).collect()
     }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use roundelay_model::clock::Time;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::progress::Progress;
 use rusqlite::{Row, params};
 
@@ -77,10 +78,10 @@ impl Store {
         rows.collect()
     }
 
-    pub fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+    pub fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>> {
         let sql = format!("SELECT {ATTEMPT} FROM attempts WHERE fence > ?1 ORDER BY fence LIMIT ?2");
         let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![after, limit], attempt)?;
+        let rows = select.query_map(params![after.get(), limit], attempt)?;
         rows.collect()
     }
 
@@ -220,7 +221,7 @@ impl Store {
         rows.collect()
     }
 
-    pub fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>> {
+    pub fn history(&self, fence: Fence, limit: u32) -> Result<Vec<AttemptRecord>> {
         let sql = format!(
             "WITH RECURSIVE back (number, more) AS (
                  SELECT ?1, ?2
@@ -229,7 +230,7 @@ impl Store {
              SELECT {ATTEMPT} FROM back JOIN attempts ON fence = number ORDER BY fence DESC"
         );
         let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![fence, limit], attempt)?;
+        let rows = select.query_map(params![fence.get(), limit], attempt)?;
         rows.collect()
     }
 }
@@ -240,9 +241,9 @@ pub(super) const ATTEMPT: &str =
 
 pub(super) fn attempt(row: &Row<'_>) -> Result<AttemptRecord> {
     Ok(AttemptRecord {
-        fence: row.get(0)?,
-        epoch: row.get(1)?,
-        tick: row.get(2)?,
+        fence: Fence(row.get(0)?),
+        epoch: Epoch(row.get(1)?),
+        tick: TickNo(row.get(2)?),
         attempt: row.get(3)?,
         worker: row.get(4)?,
         due: time(row, 5)?,
@@ -269,7 +270,7 @@ fn chain(row: &Row<'_>) -> Result<ChainView> {
         payload: row.get(at(1))?,
         nominal: time(row, at(2))?,
         holder: holder(row, at(3))?,
-        fence: row.get(at(4))?,
+        fence: Fence(row.get(at(4))?),
         sent: row.get(at(5))?,
         once: row.get(at(6))?,
         owner: row.get(at(7))?,
@@ -281,7 +282,7 @@ fn chain(row: &Row<'_>) -> Result<ChainView> {
         looks: row.get(at(14))?,
         watch_at: time(row, at(15))?,
         depth: row.get(at(16))?,
-        started_tick: row.get(at(17))?,
+        started_tick: TickNo(row.get(at(17))?),
     })
 }
 
@@ -303,14 +304,14 @@ pub(super) fn listed(row: &Row<'_>) -> Result<Listed> {
     Ok(Listed {
         hint: hint(row)?,
         state: ChainState::from_number(row.get(at(0))?),
-        fence: row.get(at(1))?,
+        fence: Fence(row.get(at(1))?),
         nominal: time(row, at(2))?,
         holder: holder(row, at(3))?,
         owner: row.get(at(4))?,
         schedule: row.get(at(5))?,
         last_start: time(row, at(6))?,
         last_finish: time(row, at(7))?,
-        started_tick: row.get(at(8))?,
+        started_tick: TickNo(row.get(at(8))?),
         batch: (row.get(at(9))?, row.get(at(10))?),
         unavailable: row.get(at(11))?,
     })
@@ -341,11 +342,11 @@ impl Reports for SqliteLedger {
         self.read(move |store| store.census(now, slack)).await
     }
 
-    async fn history(&self, fence: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+    async fn history(&self, fence: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
         self.read(move |store| store.history(fence, limit)).await
     }
 
-    async fn attempts(&self, after: i64, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
+    async fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
         self.read(move |store| store.attempts(after, limit)).await
     }
 }

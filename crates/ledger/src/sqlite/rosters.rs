@@ -1,6 +1,7 @@
 //! What rosters need, in SQL.
 
 use async_trait::async_trait;
+use roundelay_model::ids::Epoch;
 use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
@@ -16,19 +17,19 @@ impl Store {
                    WHERE kind = ?1 AND key > ?2 AND once = 0 AND parent = 0 ORDER BY key LIMIT ?3";
         let mut select = self.connection.prepare_cached(sql)?;
         let rows = select.query_map(params![kind, after, limit], |row| {
-            Ok(Enlisted { key: row.get(0)?, epoch: row.get(1)?, state: ChainState::from_number(row.get(2)?) })
+            Ok(Enlisted { key: row.get(0)?, epoch: Epoch(row.get(1)?), state: ChainState::from_number(row.get(2)?) })
         })?;
         rows.collect()
     }
 
-    pub(super) fn depart(&mut self, epochs: &[i64]) -> Result<u64> {
+    pub(super) fn depart(&mut self, epochs: &[Epoch]) -> Result<u64> {
         self.fold_all_hot()?;
         let mut departed = 0;
         for epoch in epochs {
             let name = self
                 .connection
                 .prepare_cached("UPDATE chains SET state = 2 WHERE epoch = ?1 AND state <> 2 RETURNING kind, key")?
-                .query_row([epoch], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))
+                .query_row([epoch.get()], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))
                 .optional()?;
             let Some((kind, key)) = name else { continue };
             departed += 1;
@@ -56,7 +57,7 @@ impl Store {
                     "INSERT INTO departed (kind, key, epoch) VALUES (?1, ?2, ?3)
                      ON CONFLICT (kind, key) DO UPDATE SET epoch = excluded.epoch",
                 )?
-                .execute(params![kind, key, epoch])?;
+                .execute(params![kind, key, epoch.get()])?;
         }
         Ok(departed)
     }
@@ -76,7 +77,7 @@ impl Rosters for SqliteLedger {
         self.read(move |store| store.enlisted(&kind, &after, limit)).await
     }
 
-    async fn depart(&self, epochs: Vec<i64>) -> Result<u64, LedgerError> {
+    async fn depart(&self, epochs: Vec<Epoch>) -> Result<u64, LedgerError> {
         self.writer.write(move |store| store.depart(&epochs)).await
     }
 

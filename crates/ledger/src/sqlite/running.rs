@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use roundelay_model::deaths::Hands;
+use roundelay_model::ids::Fence;
 use roundelay_model::progress::Progress;
 use rusqlite::params;
 
@@ -77,11 +78,11 @@ impl Store {
         rows.collect()
     }
 
-    pub fn note_progress(&mut self, runs: &[(i64, Progress)]) -> Result<()> {
+    pub fn note_progress(&mut self, runs: &[(Fence, Progress)]) -> Result<()> {
         let mut update = self
             .connection
             .prepare_cached("UPDATE attempts SET progress = ?2 WHERE fence = ?1 AND finished IS NULL")?;
-        runs.iter().try_for_each(|(fence, progress)| update.execute(params![fence, progress.text()]).map(drop))
+        runs.iter().try_for_each(|(fence, progress)| update.execute(params![fence.get(), progress.text()]).map(drop))
     }
 }
 
@@ -116,7 +117,7 @@ impl Running for SqliteLedger {
         self.writer.write(move |store| store.out_of_hand(&job)).await
     }
 
-    async fn note_progress(&self, runs: Vec<(i64, Progress)>) -> Result<(), LedgerError> {
+    async fn note_progress(&self, runs: Vec<(Fence, Progress)>) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.note_progress(&runs)).await
     }
 }

@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
+use roundelay_model::ids::Fence;
 use rusqlite::{OptionalExtension, params};
 use wildmatch::WildMatch;
 
@@ -89,17 +90,17 @@ impl Store {
         Ok(true)
     }
 
-    fn histories(&self, fences: &[i64], limit: u32) -> Result<Vec<Vec<AttemptRecord>>> {
+    fn histories(&self, fences: &[Fence], limit: u32) -> Result<Vec<Vec<AttemptRecord>>> {
         fences.iter().map(|fence| self.history(*fence, limit)).collect()
     }
 
     fn runs(
         &self,
         filter: &RunFilter,
-        before: Option<i64>,
+        before: Option<Fence>,
         limit: u32,
         effort: u32,
-    ) -> Result<Found<NamedAttempt, i64>> {
+    ) -> Result<Found<NamedAttempt, Fence>> {
         let sql = format!(
             "SELECT {ATTEMPT}, (SELECT kind FROM chains c WHERE c.epoch = a.epoch),
                     (SELECT key FROM chains c WHERE c.epoch = a.epoch)
@@ -107,11 +108,11 @@ impl Store {
         );
         let RunFilter { verdict, kind } = filter;
         let mut select = self.connection.prepare_cached(&sql)?;
-        let mut rows = select.query([before.unwrap_or(i64::MAX)])?;
+        let mut rows = select.query([before.map_or(i64::MAX, Fence::get)])?;
         let (mut looked, mut found, mut last) = (0, Vec::new(), None);
         while let Some(row) = rows.next()? {
             looked += 1;
-            last = Some(row.get(0)?);
+            last = Some(Fence(row.get(0)?));
             // Only what fits is read whole.
             let fits = verdict.is_none() || row.get_ref(VERDICT)?.as_str_or_null()? == verdict.as_deref();
             let fits = fits && (kind.is_none() || row.get_ref(AFTER_ATTEMPT)?.as_str_or_null()? == kind.as_deref());
@@ -191,17 +192,17 @@ impl Search for SqliteLedger {
         self.read(move |store| store.search(&filter, after, now, limit, effort)).await
     }
 
-    async fn histories(&self, fences: Vec<i64>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>, LedgerError> {
+    async fn histories(&self, fences: Vec<Fence>, limit: u32) -> Result<Vec<Vec<AttemptRecord>>, LedgerError> {
         self.read(move |store| store.histories(&fences, limit)).await
     }
 
     async fn runs(
         &self,
         filter: RunFilter,
-        before: Option<i64>,
+        before: Option<Fence>,
         limit: u32,
         effort: u32,
-    ) -> Result<Found<NamedAttempt, i64>, LedgerError> {
+    ) -> Result<Found<NamedAttempt, Fence>, LedgerError> {
         self.read(move |store| store.runs(&filter, before, limit, effort)).await
     }
 

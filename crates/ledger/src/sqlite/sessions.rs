@@ -65,17 +65,17 @@ impl Store {
     pub(super) fn hold(&self, claims: &[ClaimId]) -> Result<Vec<bool>> {
         let hold = "SELECT EXISTS (SELECT 1 FROM chains_now WHERE epoch = ?1 AND fence = ?2 AND holder <> 0)";
         let mut hold = self.connection.prepare_cached(hold)?;
-        claims.iter().map(|claim| hold.query_row([claim.epoch, claim.fence], |row| row.get(0))).collect()
+        claims.iter().map(|claim| hold.query_row([claim.epoch.get(), claim.fence.get()], |row| row.get(0))).collect()
     }
 
     pub(super) fn give_up(&mut self, session: i64, claims: &[ClaimId], now: Time) -> Result<()> {
         for claim in claims {
-            self.fold_hot("SELECT ?1 AS epoch", [claim.epoch])?;
+            self.fold_hot("SELECT ?1 AS epoch", [claim.epoch.get()])?;
             let free = "UPDATE chains SET holder = 0 WHERE epoch = ?1 AND fence = ?2 AND holder = ?3";
-            if self.connection.prepare_cached(free)?.execute([claim.epoch, claim.fence, session])? == 1 {
+            if self.connection.prepare_cached(free)?.execute([claim.epoch.get(), claim.fence.get(), session])? == 1 {
                 let lost = "UPDATE attempts SET finished = ?2, verdict = 'lost', reason = ?3
                             WHERE fence = ?1 AND finished IS NULL";
-                let values = params![claim.fence, now.as_millis(), UNHEARD];
+                let values = params![claim.fence.get(), now.as_millis(), UNHEARD];
                 self.connection.prepare_cached(lost)?.execute(values)?;
             }
         }

@@ -8,6 +8,7 @@ use roundelay_model::clock::Time;
 use roundelay_model::deaths::{SET_ASIDE, UNHEARD};
 use roundelay_model::failure::{Batch, FailedItem};
 use roundelay_model::guard::Manual;
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 pub(super) use rusqlite::Result;
@@ -59,7 +60,7 @@ pub(super) const HOLDER: &str =
 /// A chain as a claim finds it, with what only this ledger needs.
 struct Found {
     chain: ChainRow,
-    fence: i64,
+    fence: Fence,
     payload: String,
     owner: Option<String>,
     carry: Option<String>,
@@ -74,7 +75,7 @@ struct Held {
     once: bool,
     owner: Option<String>,
     /// The tick of which a run last started, and when.
-    started: (i64, Time),
+    started: (TickNo, Time),
 }
 
 pub(super) fn time(row: &Row<'_>, column: usize) -> Result<Time> {
@@ -87,14 +88,14 @@ pub(super) fn holder(row: &Row<'_>, column: usize) -> Result<Holder> {
 
 pub(super) fn hint(row: &Row<'_>) -> Result<Hint> {
     Ok(Hint {
-        epoch: row.get(0)?,
+        epoch: Epoch(row.get(0)?),
         kind: row.get(1)?,
         key: row.get(2)?,
         queue: row.get(3)?,
-        tick: row.get(4)?,
+        tick: TickNo(row.get(4)?),
         attempt: row.get(5)?,
         due: time(row, 6)?,
-        parent: row.get(7)?,
+        parent: Epoch(row.get(7)?),
         priority: row.get(8)?,
     })
 }
@@ -121,8 +122,8 @@ impl Store {
                     text(5)?.as_deref(),
                 );
                 let rescheduled = chain.reschedules(text(5)?.as_deref());
-                let over = row.get::<_, bool>(7)?.then(|| row.get::<_, i64>(8)).transpose()?;
-                Ok((row.get::<_, i64>(0)?, ChainState::from_number(row.get(1)?), same, rescheduled, over))
+                let over = row.get::<_, bool>(7)?.then(|| row.get(8).map(TickNo)).transpose()?;
+                Ok((Epoch(row.get(0)?), ChainState::from_number(row.get(1)?), same, rescheduled, over))
             })
             .optional()?;
         let (due, watch_at) = (chain.due.as_millis(), chain.watch_at.as_millis());
@@ -148,7 +149,7 @@ impl Store {
                     chain.manual.number(),
                     chain.nominal.as_millis()
                 ])?;
-                (self.connection.last_insert_rowid(), 1)
+                (Epoch(self.connection.last_insert_rowid()), TickNo::FIRST)
             }
             Some((old, ChainState::Retired, _, _, over)) => {
                 if !chain.revive && !chain.once {
@@ -158,7 +159,7 @@ impl Store {
                 // was left in the middle is not gone on from.
                 let (epoch, tick) = match over.filter(|_| chain.once) {
                     Some(tick) => (old, tick),
-                    None => (self.new_epoch(old, now)?, 1),
+                    None => (self.new_epoch(old, now)?, TickNo::FIRST),
                 };
                 let revive = "UPDATE chains SET queue = ?2, nominal = ?13, due = ?3, expected = ?3, watch_at = ?4,
                                                 payload = ?5, owner = ?6, schedule = ?7, depth = ?8, priority = ?9,
@@ -168,7 +169,7 @@ impl Store {
                                                 last_finish = iif(?12, last_finish, 0), carry = NULL
                               WHERE epoch = ?1";
                 self.connection.prepare_cached(revive)?.execute(params![
-                    epoch,
+                    epoch.get(),
                     chain.queue,
                     due,
                     watch_at,
@@ -177,7 +178,7 @@ impl Store {
                     schedule,
                     chain.depth,
                     chain.priority,
-                    tick,
+                    tick.get(),
                     chain.manual.number(),
                     epoch == old,
                     chain.nominal.as_millis()
@@ -191,7 +192,7 @@ impl Store {
                                                 schedule = CASE WHEN ?6 THEN ?5 ELSE schedule END
                               WHERE epoch = ?1";
                 self.connection.prepare_cached(update)?.execute(params![
-                    epoch,
+                    epoch.get(),
                     chain.queue,
                     chain.payload,
                     owner,
@@ -214,38 +215,40 @@ impl Store {
             tick,
             attempt: 1,
             due: chain.due,
-            parent: 0,
+            parent: Epoch::NONE,
             priority: chain.priority,
         }))
     }
 
     /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
     /// before it. Its holder cannot finish any more, and the record of that attempt ends here.
-    pub(super) fn new_epoch(&mut self, old: i64, now: Time) -> Result<i64> {
-        self.fold_hot("SELECT ?1 AS epoch", [old])?;
+    pub(super) fn new_epoch(&mut self, old: Epoch, now: Time) -> Result<Epoch> {
+        self.fold_hot("SELECT ?1 AS epoch", [old.get()])?;
         self.connection
             .prepare_cached(
                 "UPDATE attempts SET finished = ?2, verdict = 'lost' WHERE finished IS NULL
                  AND fence = (SELECT fence FROM chains WHERE epoch = ?1 AND holder <> 0)",
             )?
-            .execute(params![old, now.as_millis()])?;
+            .execute(params![old.get(), now.as_millis()])?;
         self.drop_members(old)?;
         let take = "UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'chains' RETURNING seq";
-        let epoch: i64 = self.connection.prepare_cached(take)?.query_row([], |row| row.get(0))?;
+        let epoch: Epoch = self.connection.prepare_cached(take)?.query_row([], |row| row.get(0).map(Epoch))?;
         self.connection
             .prepare_cached(
                 "UPDATE chains SET epoch = ?2, attempt = 1, sent = 0, looks = 0, holder = 0,
                                    batch_total = 0, batch_open = 0, batch_failed = 0
                  WHERE epoch = ?1",
             )?
-            .execute([old, epoch])?;
+            .execute([old.get(), epoch.get()])?;
         Ok(epoch)
     }
 
     /// Deletes the members of a chain's batch, which are not wanted any more. A run of one cannot be finished.
-    fn drop_members(&mut self, parent: i64) -> Result<()> {
-        self.fold_hot("SELECT epoch FROM chains WHERE parent = ?1 AND parent <> 0", [parent])?;
-        self.connection.prepare_cached("DELETE FROM chains WHERE parent = ?1 AND parent <> 0")?.execute([parent])?;
+    fn drop_members(&mut self, parent: Epoch) -> Result<()> {
+        self.fold_hot("SELECT epoch FROM chains WHERE parent = ?1 AND parent <> 0", [parent.get()])?;
+        self.connection
+            .prepare_cached("DELETE FROM chains WHERE parent = ?1 AND parent <> 0")?
+            .execute([parent.get()])?;
         Ok(())
     }
 
@@ -255,16 +258,16 @@ impl Store {
         )?;
         for s in sent {
             let watch_at = (s.due + slack).as_millis();
-            update.execute(params![s.epoch, s.tick, s.attempt, s.due.as_millis(), watch_at])?;
+            update.execute(params![s.epoch.get(), s.tick.get(), s.attempt, s.due.as_millis(), watch_at])?;
         }
         Ok(())
     }
 
     pub fn claim(&mut self, request: &ClaimRequest, now: Time) -> Result<Claim> {
         let asked = &request.hint;
-        let mut found = match self.find("epoch = ?1", [asked.epoch])? {
+        let mut found = match self.find("epoch = ?1", [asked.epoch.get()])? {
             Some(found) => Some(found),
-            None if asked.parent != 0 => None,
+            None if !asked.parent.is_none() => None,
             // Seldom: the chain has begun anew since, or this is an older copy of the ledger.
             None => {
                 let newest = "kind = ?1 AND key = ?2 AND parent = 0 ORDER BY epoch DESC LIMIT 1";
@@ -273,7 +276,7 @@ impl Store {
         };
         let is_left = |chain: &ChainRow| chain.holder == Holder::Gone || (chain.holder.runs() && request.takeover);
         if let Some(found) = found.as_mut().filter(|found| is_left(&found.chain)) {
-            let deaths = self.connection.prepare_cached(DEATHS)?.query_row([found.fence], |row| row.get(0));
+            let deaths = self.connection.prepare_cached(DEATHS)?.query_row([found.fence.get()], |row| row.get(0));
             found.chain.deaths = deaths?;
         }
         let twin = match found.as_ref().map(|found| &found.chain).filter(|chain| chain.has_twin()) {
@@ -285,7 +288,9 @@ impl Store {
         };
         let rows = found.as_ref().zip(twin.as_ref());
         if let Some(rotation) = rows.and_then(|(found, twin)| found.chain.untold(&twin.chain)) {
-            self.connection.prepare_cached("UPDATE chains SET beside = 1 WHERE epoch = ?1")?.execute([rotation])?;
+            self.connection
+                .prepare_cached("UPDATE chains SET beside = 1 WHERE epoch = ?1")?
+                .execute([rotation.get()])?;
         }
         let refused =
             match decide_claim(found.as_ref().map(|f| &f.chain), twin.as_ref().map(|f| &f.chain), request, now) {
@@ -294,7 +299,7 @@ impl Store {
                     if let (Claim::Future, Some(found)) = (&answer, &found) {
                         self.connection
                             .prepare_cached("UPDATE chains SET state = 3 WHERE epoch = ?1 AND state <> 2")?
-                            .execute([found.chain.hint.epoch])?;
+                            .execute([found.chain.hint.epoch.get()])?;
                     }
                     if let (Claim::SetAside, Some(found)) = (&answer, &found) {
                         self.set_aside(&found.chain.hint, found.fence, now)?;
@@ -302,7 +307,7 @@ impl Store {
                     if let Some((comes, watch_at)) = ChainRow::put_off(&answer).filter(|_| found.is_some()) {
                         let put_off = "UPDATE chains SET expected = max(expected, ?2), watch_at = max(watch_at, ?3)
                                    WHERE epoch = ?1";
-                        let values = [asked.epoch, comes.as_millis(), watch_at.as_millis()];
+                        let values = [asked.epoch.get(), comes.as_millis(), watch_at.as_millis()];
                         self.connection.prepare_cached(put_off)?.execute(values)?;
                     }
                     return Ok(answer);
@@ -323,7 +328,7 @@ impl Store {
                     "UPDATE attempts SET finished = ?2, verdict = 'lost', reason = ?3
                      WHERE fence = ?1 AND finished IS NULL",
                 )?
-                .execute(params![previous, now.as_millis(), unheard])?;
+                .execute(params![previous.get(), now.as_millis(), unheard])?;
         }
         self.connection
             .prepare_cached(
@@ -331,18 +336,18 @@ impl Store {
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
             )?
             .execute(params![
-                request.hint.epoch,
-                request.hint.tick,
+                request.hint.epoch.get(),
+                request.hint.tick.get(),
                 request.hint.attempt,
-                previous,
+                previous.get(),
                 request.worker,
                 chain.hint.due.as_millis(),
                 now.as_millis()
             ])?;
-        let fence = self.connection.last_insert_rowid();
+        let fence = Fence(self.connection.last_insert_rowid());
         if lost {
             // What is hot says who holds it now.
-            let values = [request.hint.epoch, ChainRow::watched_after_death(now).as_millis()];
+            let values = [request.hint.epoch.get(), ChainRow::watched_after_death(now).as_millis()];
             let free = "UPDATE chains SET holder = 0, looks = 0, watch_at = min(watch_at, ?2) WHERE epoch = ?1";
             self.connection.prepare_cached(free)?.execute(values)?;
         }
@@ -369,13 +374,13 @@ impl Store {
     }
 
     /// Too many workers have died while they ran a tick: its chain waits for a person.
-    fn set_aside(&mut self, hint: &Hint, fence: i64, now: Time) -> Result<()> {
-        self.fold_hot("SELECT ?1 AS epoch", [hint.epoch])?;
+    fn set_aside(&mut self, hint: &Hint, fence: Fence, now: Time) -> Result<()> {
+        self.fold_hot("SELECT ?1 AS epoch", [hint.epoch.get()])?;
         let set_aside = "UPDATE chains SET state = 3, holder = 0 WHERE epoch = ?1";
-        self.connection.prepare_cached(set_aside)?.execute([hint.epoch])?;
+        self.connection.prepare_cached(set_aside)?.execute([hint.epoch.get()])?;
         let lost = "UPDATE attempts SET finished = ?2, verdict = 'lost', reason = ?3
                     WHERE fence = ?1 AND finished IS NULL";
-        self.connection.prepare_cached(lost)?.execute(params![fence, now.as_millis(), SET_ASIDE])?;
+        self.connection.prepare_cached(lost)?.execute(params![fence.get(), now.as_millis(), SET_ASIDE])?;
         self.record_failure(&hint.kind, &hint.key, &FailedItem::new("", SET_ASIDE.to_owned()), now)
     }
 
@@ -397,7 +402,7 @@ impl Store {
                 deaths: 0,
                 sent: row.get(at(3))?,
                 once: row.get(at(4))?,
-                started_tick: row.get(at(5))?,
+                started_tick: TickNo(row.get(at(5))?),
                 last_start: time(row, at(6))?,
                 last_finish: time(row, at(7))?,
                 batch_open: row.get(at(8))?,
@@ -408,7 +413,7 @@ impl Store {
             let batch = Batch { total: row.get(at(14))?, failed: row.get(at(15))? };
             Ok(Found {
                 chain,
-                fence: row.get(at(9))?,
+                fence: Fence(row.get(at(9))?),
                 payload: row.get(at(10))?,
                 owner: row.get(at(11))?,
                 carry: row.get(at(13))?,
@@ -422,7 +427,7 @@ impl Store {
     pub fn finish(&mut self, f: &FinishRequest) -> Result<Finish> {
         let held = self.held(f)?;
         if held.is_none() {
-            let left = self.find("epoch = ?1 AND fence = ?2 AND holder = 0", [f.epoch, f.fence])?;
+            let left = self.find("epoch = ?1 AND fence = ?2 AND holder = 0", [f.epoch.get(), f.fence.get()])?;
             if let Some(answer) = left.and_then(|found| f.written_before(&found.chain)) {
                 return Ok(answer);
             }
@@ -435,7 +440,7 @@ impl Store {
                  WHERE fence = ?1 AND (verdict IS NULL OR (verdict = 'lost' AND reason IS NULL))",
             )?
             .execute(params![
-                f.fence,
+                f.fence.get(),
                 f.at.as_millis(),
                 verdict,
                 f.reason,
@@ -445,7 +450,7 @@ impl Store {
             ])?;
         let Some(held) = held else { return Ok(Finish::Fenced) };
         let successor = self.move_on(f, &held)?;
-        if held.once && held.hint.parent == 0 {
+        if held.once && held.hint.parent.is_none() {
             self.count_for_rotation(f, &held)?;
         }
         let Held { hint, owner, state, .. } = held;
@@ -470,12 +475,12 @@ impl Store {
             "SELECT {HINT}, state, owner, started_tick, last_start, once FROM chains_now
              WHERE epoch = ?1 AND fence = ?2 AND holder <> 0"
         );
-        let held = self.connection.prepare_cached(&sql)?.query_row([f.epoch, f.fence], |row| {
+        let held = self.connection.prepare_cached(&sql)?.query_row([f.epoch.get(), f.fence.get()], |row| {
             Ok(Held {
                 hint: hint(row)?,
                 state: ChainState::from_number(row.get(AFTER_HINT)?),
                 owner: row.get(AFTER_HINT + 1)?,
-                started: (row.get(AFTER_HINT + 2)?, time(row, AFTER_HINT + 3)?),
+                started: (TickNo(row.get(AFTER_HINT + 2)?), time(row, AFTER_HINT + 3)?),
                 once: row.get(AFTER_HINT + 4)?,
             })
         });
@@ -499,9 +504,9 @@ impl Store {
                    WHERE epoch = ?1";
         let nominal = f.nominal().map(Time::as_millis);
         self.connection.prepare_cached(sql)?.execute(params![
-            f.epoch,
-            f.fence,
-            tick,
+            f.epoch.get(),
+            f.fence.get(),
+            tick.get(),
             attempt,
             due.as_millis(),
             nominal,
@@ -513,11 +518,11 @@ impl Store {
             f.carry,
             // A retired chain waits for no batch.
             if state == ChainState::Retired { 0 } else { f.members.len() as i64 },
-            held.started.0,
+            held.started.0.get(),
             held.started.1.as_millis()
         ])?;
         if !sends {
-            self.connection.prepare_cached("DELETE FROM hot_chains WHERE epoch = ?1")?.execute([f.epoch])?;
+            self.connection.prepare_cached("DELETE FROM hot_chains WHERE epoch = ?1")?.execute([f.epoch.get()])?;
             return Ok(None);
         }
         // What is left to do for this tick is to send the successor, and to note that.
@@ -533,8 +538,9 @@ impl Store {
         let (ended, retired) = (f.next == Next::End, f.verdict == Verdict::Retired);
         if retired {
             // The members of its batch are not wanted any more. A run of one cannot be finished.
-            let epoch =
-                self.connection.prepare_cached(rotation)?.query_row([kind, key], |row| row.get(0)).optional()?;
+            let mut find = self.connection.prepare_cached(rotation)?;
+            let epoch = find.query_row([kind, key], |row| row.get(0).map(Epoch)).optional()?;
+            drop(find);
             epoch.map_or(Ok(()), |epoch| self.drop_members(epoch))?;
         }
         let count = "UPDATE chains
@@ -561,7 +567,7 @@ impl Store {
             self.connection.prepare_cached(insert)?.execute(params![
                 kind,
                 key,
-                parent.epoch,
+                parent.epoch.get(),
                 queue,
                 due.as_millis(),
                 watch_at,
@@ -573,8 +579,8 @@ impl Store {
                 kind: kind.clone(),
                 key: key.clone(),
                 queue: queue.clone(),
-                epoch: self.connection.last_insert_rowid(),
-                tick: 1,
+                epoch: Epoch(self.connection.last_insert_rowid()),
+                tick: TickNo::FIRST,
                 attempt: 1,
                 due: *due,
                 parent: parent.epoch,
@@ -586,7 +592,7 @@ impl Store {
 
     /// A member of a batch that has ended is counted; after the last one, its chain is due.
     fn ended_member(&mut self, f: &FinishRequest) -> Result<Option<Hint>> {
-        if f.parent == 0 || f.next != Next::End {
+        if f.parent.is_none() || f.next != Next::End {
             return Ok(None);
         }
         let count = format!(
@@ -601,7 +607,7 @@ impl Store {
         let counted = self
             .connection
             .prepare_cached(&count)?
-            .query_row(params![f.parent, f.counts_as_failed(), at, watch_at], |row| {
+            .query_row(params![f.parent.get(), f.counts_as_failed(), at, watch_at], |row| {
                 let state = ChainState::from_number(row.get(AFTER_HINT)?);
                 let due = state == ChainState::Active && row.get::<_, i64>(AFTER_HINT + 1)? == 0;
                 Ok(due.then_some(hint(row)?))

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use roundelay_model::clock::Time;
+use roundelay_model::ids::Epoch;
 
 use super::report::Quantiles;
 
@@ -17,7 +18,7 @@ pub(super) struct Ages {
     /// Distances between successes.
     distances: Lengths,
     /// The last success of each entity, by its chain's epoch.
-    last: HashMap<i64, Time>,
+    last: HashMap<Epoch, Time>,
 }
 
 impl Ages {
@@ -26,7 +27,7 @@ impl Ages {
     }
 
     /// A run of the chain with this epoch has worked.
-    pub fn success(&mut self, epoch: i64, at: Time) {
+    pub fn success(&mut self, epoch: Epoch, at: Time) {
         if let Some(before) = self.last.insert(epoch, at) {
             self.distances.record(at.since(before), 1);
         }
@@ -104,11 +105,11 @@ mod tests {
     fn ages_follow_from_the_distances_between_successes() {
         let mut ages = Ages::new();
         let at = |s: i64| Time::from_millis(s * 1_000);
-        (0..=10).for_each(|n| ages.success(1, at(60 * n)));
+        (0..=10).for_each(|n| ages.success(Epoch(1), at(60 * n)));
         let even = ages.summary(1, at(600), Duration::from_secs(600));
         assert!((even.p50 - 30.0).abs() < 0.1 && (even.p99 - 59.4).abs() < 0.1 && even.max == 60.0, "{even:?}");
         // A second entity has one success, and then none for 600 s: half of all moments are its.
-        ages.success(2, at(0));
+        ages.success(Epoch(2), at(0));
         let both = ages.summary(2, at(600), Duration::from_secs(600));
         assert!(both.max == 600.0 && (both.p99 - 588.0).abs() < 1.0, "{both:?}");
         // A third has none at all.

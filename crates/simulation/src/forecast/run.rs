@@ -13,6 +13,7 @@ use roundelay_engine::enroll::Enroller;
 use roundelay_ledger::sqlite::SqliteLedger;
 use roundelay_ledger::{CatchUp, Kinds, LedgerUrl};
 use roundelay_model::clock::{Clock, Entropy};
+use roundelay_model::ids::Epoch;
 use roundelay_model::schedule::{From, Rhythm};
 use roundelay_model::topology::Names;
 use tokio::task::JoinHandle;
@@ -235,7 +236,7 @@ async fn waiting(fleet: &Fleet, plan: &Plan, span: Span) -> Result<BTreeMap<Stri
     let queues: Vec<String> = plan.config.queues.keys().cloned().collect();
     let mut waiting = BTreeMap::new();
     for kind in plan.populations.keys() {
-        let (mut due, mut after) = (0, 0);
+        let (mut due, mut after) = (0, Epoch::NONE);
         loop {
             let page = fleet.ledger.messages(queues.clone(), rotations(kind), after, PAGE).await?;
             let Some(last) = page.last() else { break };

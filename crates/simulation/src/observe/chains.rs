@@ -11,6 +11,7 @@ use roundelay_ledger::{ClaimId, ClaimRequest, Finish, FinishRequest, Grant, Look
 use roundelay_model::clock::Time;
 use roundelay_model::deaths::{DEATHS_TO_QUARANTINE, SUSPECTED};
 use roundelay_model::guard::IfRunning;
+use roundelay_model::ids::{Epoch, TickNo};
 use roundelay_model::job::Envelope;
 use roundelay_model::outcome::Next;
 use tokio::time::Instant;
@@ -23,7 +24,7 @@ use crate::world::scene::{COOLDOWN, PACED, if_running};
 const KNOWN: Duration = Duration::from_secs(60);
 
 /// The epochs of the chains that have a message in this broker, delivered or not.
-fn chains_in(broker: &EmbeddedBroker) -> BTreeSet<i64> {
+fn chains_in(broker: &EmbeddedBroker) -> BTreeSet<Epoch> {
     broker.census().iter().filter_map(|held| Some(Envelope::decode(&held.body).ok()?.chain?.epoch)).collect()
 }
 
@@ -35,7 +36,7 @@ impl Observer {
         let may_lack = self.lossless.as_ref().filter(|_| self.traps.reached().contains_key(&Point::HandedOut));
         let handed_out = may_lack.is_some_and(|lossless| !chains_in(&lossless.broker).contains(&hint.epoch));
         let mut name = Name { kind: hint.kind.clone(), key: hint.key.clone(), once: grant.once };
-        if hint.parent != 0 {
+        if !hint.parent.is_none() {
             // Members of different batches may have the same name.
             name.key = format!("{} of {}", hint.key, hint.parent);
         }
@@ -90,7 +91,7 @@ impl Observer {
             let Lease { fence, session, .. } = lease;
             wrong.push(("I1", format!("{name}: claimed, though fence {fence} is of session {session}, which goes on")));
         }
-        let free = grant.refused.is_some() || grant.batch.is_some() || hint.parent != 0;
+        let free = grant.refused.is_some() || grant.batch.is_some() || !hint.parent.is_none();
         if !free && if_running(&hint.key) != IfRunning::Beside {
             let other = Name { once: !name.once, ..name.clone() };
             if let Some(lease) = state.chains.get(&other).and_then(|other| other.lease.as_ref())
@@ -140,7 +141,7 @@ impl Observer {
         let (epoch, fence, session, process) = (hint.epoch, grant.fence, request.session, process.clone());
         let (prepared, since) = (request.prepared, Instant::now());
         model.lease = Some(Lease { epoch, fence, session, process, since, prepared });
-        model.due = Some(grant.due).filter(|_| hint.parent == 0);
+        model.due = Some(grant.due).filter(|_| hint.parent.is_none());
         state.epochs.insert(hint.epoch, name.clone());
         let left = state.handed_out.remove(&hint.epoch).unwrap_or_default().saturating_sub(1).max(u8::from(handed_out));
         if left > 0 {
@@ -226,7 +227,7 @@ impl Observer {
     }
 
     /// A worker has died over this tick.
-    pub fn died_over(&self, (kind, key): (&str, &str), epoch: i64, tick: i64) {
+    pub fn died_over(&self, (kind, key): (&str, &str), epoch: Epoch, tick: TickNo) {
         let at = self.start.elapsed();
         let mut state = self.lock();
         state.note(at, || format!("a worker dies over {kind} {key} {epoch}-{tick}"));
@@ -255,12 +256,12 @@ impl Observer {
             return;
         }
         state.deaths.remove(&(epoch, tick));
-        if request.ran && request.parent == 0 {
+        if request.ran && request.parent.is_none() {
             state.last_end.insert((name.kind.clone(), name.key.clone()), request.at);
         }
         let model = state.chains.entry(name.clone()).or_default();
         // Members are judged by what waits for them, since they end with it.
-        let waits = matches!(request.next, Next::End | Next::Gather) || request.parent != 0;
+        let waits = matches!(request.next, Next::End | Next::Gather) || !request.parent.is_none();
         model.due = (!waits).then(|| request.place().2);
         if request.next == Next::Gather {
             state.batches.insert(epoch, (request.members.len(), 0));
@@ -331,7 +332,7 @@ impl Observer {
             mine.map(|(look, _)| look).partition(|look| look.expected.is_some());
         // It may be handed out: through the claim that follows, and until the next one.
         self.lock().handed_out.extend(others.iter().map(|look| (look.epoch, 2)));
-        let epochs: Vec<i64> = sent.iter().map(|look| look.epoch).collect();
+        let epochs: Vec<Epoch> = sent.iter().map(|look| look.epoch).collect();
         if epochs.is_empty() {
             return;
         }

@@ -19,6 +19,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use roundelay_broker::embedded::EmbeddedBroker;
 use roundelay_model::clock::{Time, short_duration};
+use roundelay_model::ids::{Epoch, Fence, TickNo};
 use tokio::time::Instant;
 
 use super::worker::{Process, Traps};
@@ -74,7 +75,7 @@ pub struct Late {
 #[derive(Default)]
 struct Model {
     /// The last claim: epoch, tick, fence.
-    place: (i64, i64, i64),
+    place: (Epoch, TickNo, Fence),
     lease: Option<Lease>,
     /// An operator has stopped it, and the order was carried out.
     stopped: bool,
@@ -83,13 +84,13 @@ struct Model {
     /// When it is or was due, if the observer can know.
     due: Option<Time>,
     /// The last tick that was let start, with its epoch, and when.
-    start: Option<(i64, i64, Time)>,
+    start: Option<(Epoch, TickNo, Time)>,
 }
 
 #[derive(Clone)]
 struct Lease {
-    epoch: i64,
-    fence: i64,
+    epoch: Epoch,
+    fence: Fence,
     session: i64,
     process: Arc<Process>,
     since: Instant,
@@ -99,7 +100,7 @@ struct Lease {
 
 struct Running {
     name: Name,
-    epoch: i64,
+    epoch: Epoch,
     process: Arc<Process>,
     /// Two at once may be, since only one connection broke.
     lenient: bool,
@@ -164,30 +165,30 @@ struct State {
     without_messages: bool,
     /// Epochs of chains that may have been claimed without a message of their own, because a worker had handed them out
     /// from the ledger, and for how many claims more that is to be thought.
-    handed_out: BTreeMap<i64, u8>,
+    handed_out: BTreeMap<Epoch, u8>,
     /// An older copy of the ledger has taken its place.
     restored: bool,
     /// When a run of an entity's chain last ended, its rotation or a manual one, by kind and key.
     last_end: BTreeMap<(String, String), Time>,
     chains: BTreeMap<Name, Model>,
-    epochs: BTreeMap<i64, Name>,
-    finished: BTreeSet<(i64, i64)>,
+    epochs: BTreeMap<Epoch, Name>,
+    finished: BTreeSet<(Epoch, TickNo)>,
     /// Ticks of chains that have started, in whatever epoch: an older copy of the ledger may know of it.
-    begun: BTreeSet<(Name, i64)>,
+    begun: BTreeSet<(Name, TickNo)>,
     /// Occurrences of the wall clock that ticks have begun with, by epoch.
-    occurrences: BTreeSet<(i64, Time)>,
+    occurrences: BTreeSet<(Epoch, Time)>,
     /// How many workers have died over a tick, by epoch and tick, since something was heard of it.
-    deaths: BTreeMap<(i64, i64), u32>,
+    deaths: BTreeMap<(Epoch, TickNo), u32>,
     /// Batches that chains wait for, by their epochs: members in all, and those that have ended.
-    batches: BTreeMap<i64, (usize, usize)>,
+    batches: BTreeMap<Epoch, (usize, usize)>,
     /// Ids of the jobs that runs of chains have asked for, by their fences.
-    asked: BTreeMap<i64, Vec<String>>,
+    asked: BTreeMap<Fence, Vec<String>>,
     /// Kinds and keys of the chains that runs of chains have discovered, by the fences of the runs.
-    found: BTreeMap<i64, Vec<(String, String)>>,
+    found: BTreeMap<Fence, Vec<(String, String)>>,
     /// Those of them that have begun, since when.
     discovered: BTreeMap<(String, String), Instant>,
     /// Fences whose finish is written.
-    written: BTreeSet<i64>,
+    written: BTreeSet<Fence>,
     running: BTreeMap<u64, Running>,
     unique_running: BTreeMap<u64, UniqueRun>,
     /// The places of unique jobs; what is not there is not known.
@@ -204,13 +205,13 @@ struct State {
     /// When its worker last asked for a session what was then answered, and its lease.
     kept: BTreeMap<i64, (Instant, Duration)>,
     /// Chains whose claims were given up, until they are claimed again.
-    left: BTreeSet<i64>,
+    left: BTreeSet<Epoch>,
     runs: u64,
     jobs: BTreeMap<String, JobModel>,
     /// When a tick of a chain last ended.
     ended: BTreeMap<(String, String), Instant>,
     /// Fences of all starts.
-    started: BTreeSet<i64>,
+    started: BTreeSet<Fence>,
     /// When handlers started, for each queue and process.
     starts: BTreeMap<(String, usize, usize), Vec<Instant>>,
     violations: Vec<Violation>,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use roundelay_model::clock::Time;
+use roundelay_model::ids::Fence;
 use roundelay_model::job::Job;
 use roundelay_model::outcome::Outcome;
 use tokio::time::Instant;
@@ -120,7 +121,7 @@ impl Observer {
     }
 
     /// Fences of all handlers that ever started.
-    pub fn fences(&self) -> BTreeSet<i64> {
+    pub fn fences(&self) -> BTreeSet<Fence> {
         self.lock().started.clone()
     }
 

@@ -12,6 +12,7 @@ use roundelay_ledger::{ChainState, ChainView, Failures, Jobs, KeptJob, LateChain
 use roundelay_model::clock::Time;
 use roundelay_model::deaths::CLASS;
 use roundelay_model::encryption::is_sealed;
+use roundelay_model::ids::Fence;
 use roundelay_model::job::Envelope;
 use tokio::time::Instant;
 
@@ -312,7 +313,7 @@ impl World {
     }
 
     async fn judge_records(&self, restored: bool) -> Result<(), LedgerError> {
-        let (mut after, mut known) = (0, BTreeSet::new());
+        let (mut after, mut known) = (Fence::NONE, BTreeSet::new());
         let now = self.ledger.now();
         loop {
             let page = self.ledger.attempts(after, 1_000).await?;
@@ -420,6 +421,7 @@ mod tests {
     use roundelay_ledger::{ClaimRequest, Grant, Hint};
     use roundelay_model::clock::Time;
     use roundelay_model::guard::Guard;
+    use roundelay_model::ids::{Epoch, TickNo};
 
     /// A claim of the chain `wide n` from this queue, so late.
     fn claim(queue: &str, late: Duration) -> (ClaimRequest, Grant) {
@@ -428,18 +430,18 @@ mod tests {
             kind: "wide".into(),
             key: "n".into(),
             queue: queue.into(),
-            epoch: 1,
-            tick: 1,
+            epoch: Epoch(1),
+            tick: TickNo(1),
             attempt: 1,
             due,
-            parent: 0,
+            parent: Epoch::NONE,
             priority: None,
         };
         let (worker, guard) = ("w".into(), Guard::default());
         let request =
             ClaimRequest { hint, worker, session: 1, again: false, takeover: false, guard, recurs: true, prepared: 0 };
         let grant = Grant {
-            fence: 1,
+            fence: Fence(1),
             last_start: due,
             nominal: due,
             due,

@@ -506,6 +506,7 @@ mod tests {
     use roundelay_ledger::{Hint, QueueCensus, TextColumn};
     use roundelay_model::fleet::Lateness;
     use roundelay_model::fleet::{FleetOrder, Presence, QueuePresence, WorkerState};
+    use roundelay_model::ids::{Epoch, TickNo};
     use roundelay_model::pacing::orders::ThrottleOrder;
 
     const NOW: Time = Time::from_millis(1_000_000_000);
@@ -623,7 +624,17 @@ mod tests {
             chains.census.queues[0].overdue = 1;
             chains.census.oldest_due = Some(due);
             let (kind, key, queue) = ("sync".into(), "a".into(), "work".into());
-            let hint = Hint { kind, key, queue, epoch: 1, tick: 1, attempt: 1, due, parent: 0, priority: None };
+            let hint = Hint {
+                kind,
+                key,
+                queue,
+                epoch: Epoch(1),
+                tick: TickNo(1),
+                attempt: 1,
+                due,
+                parent: Epoch::NONE,
+                priority: None,
+            };
             let (state, holder) = (ChainState::Active, Holder::None);
             let chain =
                 LateChain { hint, state, sent: true, looks: 0, watch_at: due, holder, worker: None, reason: None };

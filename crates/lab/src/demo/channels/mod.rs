@@ -14,6 +14,7 @@ use roundelay_engine::roster::rows;
 use roundelay_engine::{Connections, StartError};
 use roundelay_ledger::{ChainFilter, ChainOrder};
 use roundelay_model::clock::{Time, parse_duration, short_duration};
+use roundelay_model::ids::Fence;
 use roundelay_model::schedule::Rhythm;
 use toml::Table;
 
@@ -72,7 +73,7 @@ impl Channels {
 
     /// The ticks that did not start, by the ledger, and why.
     async fn dropped(&self, stage: &Stage) -> Result<Vec<String>, StartError> {
-        let (mut dropped, mut after) = (Vec::new(), 0);
+        let (mut dropped, mut after) = (Vec::new(), Fence::NONE);
         loop {
             let page = stage.connections.ledger.attempts(after, ATTEMPTS).await?;
             let Some(last) = page.last() else { return Ok(dropped) };

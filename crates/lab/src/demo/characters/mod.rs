@@ -138,7 +138,7 @@ impl Characters {
             Shown::Alone => rotations(&calls),
             Shown::Whole | Shown::Ended => {
                 let chains = stage.chains().await?.into_iter().filter(|chain| chain.hint.kind == KIND);
-                chains.map(|chain| (chain.hint.key, chain.hint.epoch)).collect()
+                chains.map(|chain| (chain.hint.key, chain.hint.epoch.get())).collect()
             }
         };
         let asks = self.asks.lock().clone();

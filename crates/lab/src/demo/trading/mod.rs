@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use roundelay_config::{Config, at_time};
 use roundelay_engine::enroll::Enroller;
 use roundelay_engine::{Connections, StartError};
+use roundelay_model::ids::Fence;
 use roundelay_model::job::RunNow;
 use roundelay_model::schedule::Pace;
 use tokio::time::{Instant, sleep};
@@ -75,13 +76,13 @@ impl Trading {
     }
 
     async fn record(&self, stage: &Stage) -> Result<Record, StartError> {
-        let (mut audit, mut after) = (Vec::new(), 0);
+        let (mut audit, mut after) = (Vec::new(), Fence::NONE);
         loop {
             let page = stage.connections.ledger.attempts(after, ATTEMPTS).await?;
             let Some(last) = page.last() else { break };
             after = last.fence;
             audit.extend(page.into_iter().map(|attempt| Entry {
-                run: (attempt.epoch, attempt.tick),
+                run: (attempt.epoch.get(), attempt.tick.get()),
                 due: attempt.due,
                 finished: attempt.finished,
                 verdict: attempt.verdict,
@@ -90,7 +91,7 @@ impl Trading {
             }));
         }
         let rotations =
-            stage.chains().await?.into_iter().map(|chain| (chain.hint.kind, chain.hint.key, chain.hint.epoch));
+            stage.chains().await?.into_iter().map(|chain| (chain.hint.kind, chain.hint.key, chain.hint.epoch.get()));
         let manual = self.manual.lock().clone();
         let calls = self.exchanges.as_ref().map(|exchanges| exchanges.calls()).unwrap_or_default();
         Ok(Record { calls, audit, rotations: rotations.collect(), manual })
