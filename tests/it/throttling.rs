@@ -12,7 +12,7 @@ use roundelay::handler::Handler;
 use roundelay::job::Job;
 use roundelay::ledger::LedgerUrl;
 use roundelay::ledger::sqlite::SqliteLedger;
-use roundelay::simulation::paced;
+use roundelay::simulation::throttle;
 use roundelay::telemetry::{Count, Telemetry};
 use roundelay::topology::Names;
 use roundelay::{Config, Context, Engine, Outcome};
@@ -212,8 +212,8 @@ fn days_of_five_a_minute(workers: usize, length: Duration) {
     // An unoptimized build takes ten times as long for the same.
     let part = if cfg!(debug_assertions) { 8 } else { 1 };
     let seed: u64 = std::env::var("ROUNDELAY_SEED").map_or(7, |seed| seed.parse().expect("a number"));
-    let settings = paced::Settings { allow: 5, per: Duration::from_secs(60), workers, length: length / part, seed };
-    let report = paced::run(&settings).unwrap();
+    let settings = throttle::Settings { allow: 5, per: Duration::from_secs(60), workers, length: length / part, seed };
+    let report = throttle::run(&settings).unwrap();
     println!("seed={seed} {report:?}");
     assert_eq!((report.over, report.refused, report.violations.as_slice()), (0, 0, &[][..]), "{report:?}");
     assert!(report.most == 5 && report.faults > 3 && report.calm_windows > 60, "{report:?}");

@@ -6,7 +6,7 @@ use anyhow::{bail, ensure};
 use clap::Args;
 use roundelay_model::clock::parse_duration;
 use roundelay_simulation as simulation;
-use roundelay_simulation::{Failure, paced, plan_of};
+use roundelay_simulation::{Failure, plan_of, throttle};
 use serde_json::json;
 
 use super::forecast::Forecast;
@@ -106,7 +106,7 @@ impl Simulate {
         let workers = usize::from(self.forecast.workers);
         let (length, seed) = (self.forecast.length, self.seed.unwrap_or(0));
         let waits = waiting(&format!("simulating {} starts of a throttle and more", grouped(allow)));
-        let report = paced::run(&paced::Settings { allow, per, workers, length, seed })?;
+        let report = throttle::run(&throttle::Settings { allow, per, workers, length, seed })?;
         drop(waits);
         if self.json {
             screen::json(&report)?;

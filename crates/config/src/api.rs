@@ -11,7 +11,7 @@ use super::raw;
 use crate::problems::{Problems, listen_address};
 
 /// The longest name of an installation, in characters.
-const LONGEST_NAME: usize = 100;
+const MAX_NAME: usize = 100;
 
 /// `[api]`
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,8 +81,8 @@ pub(super) fn check(problems: &mut Problems, raw: raw::Api) -> ApiSettings {
         problems.add(&["api", "listen"], message);
         None
     });
-    if raw.name.is_empty() || raw.name.chars().count() > LONGEST_NAME || raw.name.chars().any(char::is_control) {
-        problems.add(&["api", "name"], format!("1 to {LONGEST_NAME} characters, none of them a control character"));
+    if raw.name.is_empty() || raw.name.chars().count() > MAX_NAME || raw.name.chars().any(char::is_control) {
+        problems.add(&["api", "name"], format!("1 to {MAX_NAME} characters, none of them a control character"));
     }
     let hosts = hosts(problems, "api", &raw.hosts);
     let (short, long) = (Duration::from_millis(100), Duration::from_secs(300));

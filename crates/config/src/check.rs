@@ -30,13 +30,13 @@ use crate::settings::{
 /// its message, must be over before that. It may have waited for its slot for five of them.
 pub const MAX_HELD: Duration = Duration::from_secs(24 * 60);
 /// So much a run may ask for at most, whatever its kind allows: all of it is one transaction.
-const MOST_SPAWNED: usize = 10_000;
+const MAX_SPAWNED: usize = 10_000;
 /// What the names of the engine's own kinds begin with.
 pub(super) const INTERNAL: &str = "roundelay.";
 /// More rungs than this are no longer cheap for the broker while nothing happens.
-const MOST_RUNGS: usize = 1_000;
+const MAX_RUNGS: usize = 1_000;
 /// The longest name that AMQP carries, in bytes.
-const LONGEST_QUEUE: usize = 255;
+const MAX_QUEUE: usize = 255;
 
 impl From<Problems> for Vec<(String, String)> {
     fn from(problems: Problems) -> Self {
@@ -60,16 +60,16 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         if name.starts_with("amq.") {
             problems.add(&path, "names that begin with `amq.` are RabbitMQ's own");
         }
-        if name.len() > LONGEST_QUEUE {
-            problems.add(&path, format!("the name has {} bytes; AMQP allows {LONGEST_QUEUE}", name.len()));
+        if name.len() > MAX_QUEUE {
+            problems.add(&path, format!("the name has {} bytes; AMQP allows {MAX_QUEUE}", name.len()));
         }
         problems.range(&["queues", &name, "concurrency"], queue.concurrency, 1, 10_000);
         problems.range(&["queues", &name, "lanes"], queue.lanes, 1, MAX_LANES);
         let longest = Names::new(&raw.broker.prefix).lane(&name, queue.lanes.saturating_sub(1)).len();
-        if queue.lanes > 1 && longest > LONGEST_QUEUE {
+        if queue.lanes > 1 && longest > MAX_QUEUE {
             problems.add(
                 &["queues", &name, "lanes"],
-                format!("with the prefix, the name of a lane has {longest} bytes; AMQP allows {LONGEST_QUEUE}"),
+                format!("with the prefix, the name of a lane has {longest} bytes; AMQP allows {MAX_QUEUE}"),
             );
         }
         let double = u16::try_from(queue.concurrency.saturating_mul(2)).unwrap_or(u16::MAX);
@@ -168,9 +168,9 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     let encryption = encryption::check(&mut problems, raw.encryption);
 
     let ladder = Ladder::new(named);
-    if ladder.rungs().len() > MOST_RUNGS {
+    if ladder.rungs().len() > MAX_RUNGS {
         let message = format!(
-            "these kinds name so many durations that {} delay queues follow; at most {MOST_RUNGS} are sensible: let kinds share intervals and backoffs",
+            "these kinds name so many durations that {} delay queues follow; at most {MAX_RUNGS} are sensible: let kinds share intervals and backoffs",
             ladder.rungs().len()
         );
         problems.add(&["kinds"], message);
@@ -227,7 +227,7 @@ fn check_kind(
     }
     let ms = Duration::from_millis(1);
     problems.range(&at("timeout"), kind.timeout.0, ms, MAX_TIMEOUT);
-    problems.range(&["kinds", name, "spawn", "most"], kind.spawn.most, 0, MOST_SPAWNED);
+    problems.range(&["kinds", name, "spawn", "most"], kind.spawn.most, 0, MAX_SPAWNED);
     problems.range(&at("cost"), kind.cost, 1, throttle::MAX_ALLOWED);
     if let Some(queue) = &kind.queue {
         if ["{{", "{%", "{#"].iter().any(|mark| queue.contains(mark)) {

@@ -9,9 +9,9 @@ use super::raw;
 use crate::problems::Problems;
 
 /// A program needs some memory to begin at all.
-const LEAST_MEMORY: u64 = 1 << 20;
+const MIN_MEMORY: u64 = 1 << 20;
 /// Its input, its output, its errors, and the libraries that it loads one after the other.
-const LEAST_FILES: u64 = 4;
+const MIN_FILES: u64 = 4;
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// The checked list of programs, if there is one.
@@ -49,7 +49,7 @@ pub(super) fn check(
 fn limits(problems: &mut Problems, name: &str, limits: raw::Limits) -> LimitSettings {
     let at = |key: &'static str| ["kinds", name, "handler", "exec", "limits", key];
     let memory = limits.memory.and_then(|text| {
-        let size = size(&text).filter(|size| *size >= LEAST_MEMORY);
+        let size = size(&text).filter(|size| *size >= MIN_MEMORY);
         if size.is_none() {
             problems
                 .add(&at("memory"), format!("`{text}` is no size from 1MiB on; write such as \"512MiB\" or \"2GiB\""));
@@ -62,7 +62,7 @@ fn limits(problems: &mut Problems, name: &str, limits: raw::Limits) -> LimitSett
             problems.add(&at("cpu"), "is counted in whole seconds");
         }
     }
-    for (key, value, least) in [("files", limits.files, LEAST_FILES), ("processes", limits.processes, 1)] {
+    for (key, value, least) in [("files", limits.files, MIN_FILES), ("processes", limits.processes, 1)] {
         if let Some(value) = value {
             problems.range(&at(key), value, least, 1 << 20);
         }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use super::raw;
 
 /// Longer runs than this are no runs: the longest timeout is shorter.
-const LONGEST_RUN: Duration = Duration::from_secs(3_600);
+const MAX_RUN: Duration = Duration::from_secs(3_600);
 /// More chains than a simulation holds in memory.
-const MOST_CHAINS: u64 = 100_000_000;
+const MAX_CHAINS: u64 = 100_000_000;
 
 /// What a handler does, as far as a simulation is concerned.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,11 +42,11 @@ pub struct SlowSpell {
 pub(super) fn check(raw: raw::Model, mut wrong: impl FnMut(&str, String)) -> ModelSettings {
     let share = |share: f64| (0.0..=1.0).contains(&share);
     let (p50, p99) = (raw.duration.p50.0, raw.duration.p99.map_or(raw.duration.p50.0, |p99| p99.0));
-    if p99 < p50 || p99 > LONGEST_RUN || (p50.is_zero() && !p99.is_zero()) {
+    if p99 < p50 || p99 > MAX_RUN || (p50.is_zero() && !p99.is_zero()) {
         wrong("duration", format!("{p50:?} and {p99:?}: p50 is above zero, p99 not below it and at most an hour"));
     }
-    if raw.chains.is_some_and(|chains| chains > MOST_CHAINS) {
-        wrong("chains", format!("at most {MOST_CHAINS} are possible"));
+    if raw.chains.is_some_and(|chains| chains > MAX_CHAINS) {
+        wrong("chains", format!("at most {MAX_CHAINS} are possible"));
     }
     if !share(raw.fail) {
         wrong("fail", format!("{} is no share; from 0.0 (never) to 1.0 (always) is possible", raw.fail));

@@ -14,7 +14,7 @@ use crate::problems::{Problems, TEN_YEARS};
 /// How often a source is read when nothing is said.
 const SYNC: Duration = Duration::from_secs(30 * 60);
 /// A source is not asked more often than this.
-const SHORTEST_SYNC: Duration = Duration::from_secs(1);
+const MIN_SYNC: Duration = Duration::from_secs(1);
 
 /// How a roster is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,7 +120,7 @@ pub(super) fn check(problems: &mut Problems, name: &str, raw: raw::Roster, chain
         );
     }
     let sync = raw.sync.map_or(SYNC, |sync| sync.0);
-    problems.range(&at("sync"), sync, SHORTEST_SYNC, TEN_YEARS);
+    problems.range(&at("sync"), sync, MIN_SYNC, TEN_YEARS);
     let source = match (raw.keys, raw.file, raw.http, raw.sql) {
         (Some(keys), ..) => {
             check_keys(problems, &at("keys"), &keys);

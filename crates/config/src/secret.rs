@@ -14,7 +14,7 @@ use serde_json::Value;
 use zeroize::Zeroizing;
 
 /// A larger file is no secret, but a wrong path.
-const LARGEST: u64 = 64 << 10;
+const MAX_FILE: u64 = 64 << 10;
 
 /// The settings that may be secret; `*` stands for any one name.
 const SECRETS: [&[&str]; 16] = [
@@ -145,9 +145,9 @@ pub fn read(path: &Path) -> Result<String, String> {
     }
     let file = std::fs::File::open(path).map_err(cannot)?;
     let mut bytes = Zeroizing::new(Vec::new());
-    file.take(LARGEST + 1).read_to_end(&mut bytes).map_err(cannot)?;
-    if bytes.len() as u64 > LARGEST {
-        return Err(format!("the file {shown} has more than {} KiB, which is no secret", LARGEST >> 10));
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(format!("the file {shown} has more than {} KiB, which is no secret", MAX_FILE >> 10));
     }
     let text = std::str::from_utf8(&bytes).map_err(|_| format!("the file {shown} is not UTF-8 text"))?;
     let text = text.strip_suffix('\n').map_or(text, |text| text.strip_suffix('\r').unwrap_or(text));
@@ -221,7 +221,7 @@ mod tests {
         ] {
             assert_eq!(told(bytes).as_deref(), Ok(text));
         }
-        let large = vec![b'x'; LARGEST as usize + 1];
+        let large = vec![b'x'; MAX_FILE as usize + 1];
         for (bytes, words) in [
             (&b""[..], "the file /secret is empty"),
             (b"\n", "the file /secret is empty"),

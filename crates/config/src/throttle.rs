@@ -14,15 +14,15 @@ use crate::problems::Problems;
 use crate::settings::{KindSettings, QueueSettings};
 
 /// RabbitMQ takes a message back that is kept for 30 minutes, and a handler may take 24 of them.
-const MOST_BLOCKED: Duration = Duration::from_secs(5 * 60);
+const MAX_BLOCKED: Duration = Duration::from_secs(5 * 60);
 /// Those who wait for a slot of their key hold up others that could start.
 const BLOCKED_WITH_KEY: Duration = Duration::from_secs(2);
 /// The largest number of starts in a window.
 pub const MAX_ALLOWED: u32 = 1_000_000;
 /// The longest window.
-const LONGEST_WINDOW: Duration = Duration::from_secs(366 * 86_400);
+const MAX_WINDOW: Duration = Duration::from_secs(366 * 86_400);
 /// The longest time that a broken upstream is left alone.
-const LONGEST_BREAK: Duration = Duration::from_secs(86_400);
+const MAX_BREAK: Duration = Duration::from_secs(86_400);
 
 /// Checks all of them.
 pub fn check(
@@ -37,14 +37,14 @@ fn one(problems: &mut Problems, name: &str, throttle: raw::Throttle) -> Throttle
     let ms = Duration::from_millis(1);
     problems.range(&at("allow"), throttle.allow, 1, MAX_ALLOWED);
     problems.range(&at("burst"), throttle.burst, 1, throttle.allow.max(1));
-    problems.range(&at("per"), throttle.per.0, ms, LONGEST_WINDOW);
+    problems.range(&at("per"), throttle.per.0, ms, MAX_WINDOW);
     for window in &throttle.also {
         problems.range(&at("also"), window.allow, 1, MAX_ALLOWED);
-        problems.range(&at("also"), window.per.0, ms, LONGEST_WINDOW);
+        problems.range(&at("also"), window.per.0, ms, MAX_WINDOW);
     }
-    let least = if throttle.key.is_some() { BLOCKED_WITH_KEY } else { MOST_BLOCKED };
+    let least = if throttle.key.is_some() { BLOCKED_WITH_KEY } else { MAX_BLOCKED };
     let block = throttle.block.map_or(least, |block| block.0);
-    problems.range(&at("block"), block, ms, MOST_BLOCKED);
+    problems.range(&at("block"), block, ms, MAX_BLOCKED);
     let key = throttle.key.as_deref().map(KeyPath::parse).transpose();
     let key = key.unwrap_or_else(|error| {
         problems.add(&at("key"), error);
@@ -62,8 +62,8 @@ fn one(problems: &mut Problems, name: &str, throttle: raw::Throttle) -> Throttle
     let breaker = throttle.breaker.map(|breaker| {
         let at = |key: &'static str| ["throttles", name, "breaker", key];
         problems.range(&at("failures"), breaker.failures, 1, MAX_ALLOWED);
-        problems.range(&at("wait"), breaker.wait.0, Duration::from_secs(1), LONGEST_BREAK);
-        problems.range(&at("longest"), breaker.longest.0, breaker.wait.0, LONGEST_BREAK);
+        problems.range(&at("wait"), breaker.wait.0, Duration::from_secs(1), MAX_BREAK);
+        problems.range(&at("longest"), breaker.longest.0, breaker.wait.0, MAX_BREAK);
         let (wait, longest) = (breaker.wait.0, breaker.longest.0);
         Breaker { failures: breaker.failures, wait, longest, patience: wait }
     });
@@ -131,8 +131,7 @@ pub fn check_limits(name: &str, window: Window, burst: u32, config: &super::Conf
     if allow > MAX_ALLOWED {
         return Err(format!("allow: {allow} is out of range; from 1 to {MAX_ALLOWED} is possible"));
     }
-    let whole =
-        per >= Duration::from_millis(1) && per <= LONGEST_WINDOW && per.subsec_nanos().is_multiple_of(1_000_000);
+    let whole = per >= Duration::from_millis(1) && per <= MAX_WINDOW && per.subsec_nanos().is_multiple_of(1_000_000);
     if !whole {
         return Err("per: whole milliseconds from 1ms to 366d are possible".into());
     }

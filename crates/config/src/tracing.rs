@@ -13,7 +13,7 @@ const SAMPLE: f64 = 0.01;
 /// What a worker is called where nothing is said.
 const SERVICE: &str = "roundelay";
 /// The longest name of a service, in characters.
-const LONGEST_NAME: usize = 100;
+const MAX_NAME: usize = 100;
 
 /// `[tracing]`
 #[derive(Clone, Debug, PartialEq)]
@@ -92,9 +92,8 @@ pub(super) fn check(problems: &mut Problems, raw: raw::Tracing) -> TracingSettin
         problems.add(&["tracing", "sample"], format!("{sample} is out of range; from 0.0 to 1.0 is possible"));
     }
     let service = raw.service.unwrap_or_else(|| SERVICE.into());
-    if service.is_empty() || service.chars().count() > LONGEST_NAME || service.chars().any(char::is_control) {
-        problems
-            .add(&["tracing", "service"], format!("1 to {LONGEST_NAME} characters, none of them a control character"));
+    if service.is_empty() || service.chars().count() > MAX_NAME || service.chars().any(char::is_control) {
+        problems.add(&["tracing", "service"], format!("1 to {MAX_NAME} characters, none of them a control character"));
     }
     let headers = raw.headers.unwrap_or_default();
     for (name, value) in &headers {

@@ -66,7 +66,7 @@ const PER_LOOK: u32 = 1_000;
 /// Chains read at a time while all messages are re-created.
 const PER_PAGE: u32 = 1_000;
 /// After this many failed publishes the others of a look are not tried: the broker is away.
-const MOST_FAILURES: usize = 16;
+const MAX_FAILURES: usize = 16;
 /// Publishes in flight.
 const IN_FLIGHT: usize = 128;
 /// A broker that keeps nothing gets what other programs put in the ledger this often.
@@ -93,15 +93,15 @@ const UNSENT_EVERY: Duration = Duration::from_secs(1);
 /// and those are sent that were due this long ago: what a finish has to send itself, it has sent by then.
 const UNSENT_AFTER: Duration = Duration::from_millis(500);
 /// The longest pause between two looks at a chain whose message was sent again.
-const LONGEST_LOOK: Duration = Duration::from_secs(3_600);
+const MAX_LOOK: Duration = Duration::from_secs(3_600);
 /// Between two looks at a chain whose message waits its turn, at most: this long for each message that waits. What lies
 /// in a short queue may be gone in no time, and then a message of it that was lost would be missed for as long as the
 /// queue seemed to need; and to look often at what is in a long one costs much.
 const TURN: Duration = Duration::from_millis(30);
 /// But no less than this,
-const SHORTEST_TURN: Duration = Duration::from_secs(30);
+const MIN_TURN: Duration = Duration::from_secs(30);
 /// and no more.
-const LONGEST_TURN: Duration = Duration::from_secs(600);
+const MAX_TURN: Duration = Duration::from_secs(600);
 
 /// Sweeps until `shutdown`.
 pub async fn run(needs: Needs, tasks: TaskTracker, shutdown: CancellationToken) {
@@ -280,13 +280,13 @@ fn plan(
         return Plan::Wait { until: now + distance.clamp(slack, longest_turn(depth).max(slack)) };
     }
     let due = chain.hint.due.max(now + offset);
-    let patience = slack.saturating_mul(1 << chain.looks.min(16)).min(LONGEST_LOOK.max(slack));
+    let patience = slack.saturating_mul(1 << chain.looks.min(16)).min(MAX_LOOK.max(slack));
     Plan::Send { due, look_at: due + patience }
 }
 
 /// How long a chain is left alone, at most, whose message waits in a queue of this depth (pure).
 fn longest_turn(depth: Depth) -> Duration {
-    TURN.saturating_mul(u32::try_from(depth.ready).unwrap_or(u32::MAX)).clamp(SHORTEST_TURN, LONGEST_TURN)
+    TURN.saturating_mul(u32::try_from(depth.ready).unwrap_or(u32::MAX)).clamp(MIN_TURN, MAX_TURN)
 }
 
 /// A queue has more to send again than one look holds.
@@ -552,7 +552,7 @@ async fn send_all(needs: &Needs, sends: Vec<(Hint, Time)>) -> HashSet<Epoch> {
             let (unsent, failures) = (&unsent, &failures);
             async move {
                 let envelope = Envelope { due: Some(due), ..hint.envelope(needs.ledger.id()) };
-                let sent = if failures.load(Ordering::Relaxed) < MOST_FAILURES {
+                let sent = if failures.load(Ordering::Relaxed) < MAX_FAILURES {
                     needs.publishing.dispatch.send(&envelope, &hint.queue, needs.ledger.now()).await
                 } else {
                     Err(PublishError::Unknown("not tried, since others have failed".into()))

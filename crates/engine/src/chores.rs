@@ -59,7 +59,7 @@ const HISTORY_EVERY: Duration = Duration::from_secs(5 * 60);
 /// The same for the archive.
 const ARCHIVE_EVERY: Duration = Duration::from_secs(3_600);
 /// Nothing is done more often than this.
-const SHORTEST: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Records moved or deleted at a time, few enough that no claim waits long behind it.
 const RECORDS: u32 = 1_000;
 
@@ -121,10 +121,10 @@ impl Chores {
         }));
         let ledger = &config.ledger;
         // A window of a second would be no window if it moved every five minutes.
-        let every = (ledger.history / 10).clamp(SHORTEST, HISTORY_EVERY);
+        let every = (ledger.history / 10).clamp(MIN_INTERVAL, HISTORY_EVERY);
         chores.push(Chore { kind: HISTORY, key: ATTEMPTS.into(), every });
         if let Some(archive) = ledger.archive {
-            let every = (archive / 10).clamp(SHORTEST, ARCHIVE_EVERY);
+            let every = (archive / 10).clamp(MIN_INTERVAL, ARCHIVE_EVERY);
             chores.push(Chore { kind: HISTORY, key: ARCHIVE.into(), every });
         }
         if config.throttles.values().any(|throttle| throttle.scope == ThrottleScope::Fleet) {

@@ -20,9 +20,9 @@ use crate::telemetry::{Count, Telemetry};
 
 /// A delay decided this long ago may still use the exact rung it was meant for, and be late by
 /// that much; after longer the remainder is climbed anew.
-const MOST_SLOP: Duration = Duration::from_millis(100);
+const MAX_SLOP: Duration = Duration::from_millis(100);
 /// The waits between repeated publishes grow to this.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// When a due time was chosen, and how the tick fared on whose end it was. A time alone is that of no tick.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +97,7 @@ impl Dispatch {
         let (now, decided) = (self.ledger.now(), decided.into());
         let queue = self.lanes.queue(queue, &envelope.kind, envelope.priority());
         let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(now));
-        let (to, hops) = match self.ladder.hop_after(decided.late, remaining, now.since(decided.at).min(MOST_SLOP)) {
+        let (to, hops) = match self.ladder.hop_after(decided.late, remaining, now.since(decided.at).min(MAX_SLOP)) {
             Hop::Now { wait } => {
                 if !wait.is_zero() {
                     sleep(wait).await;
@@ -136,7 +136,7 @@ impl Dispatch {
             self.telemetry.count(Count::Republished);
             tracing::debug!(kind = envelope.kind, key = envelope.key, %error, "publishing again");
             sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 }

@@ -25,12 +25,12 @@ use crate::sealing;
 
 /// From here on a run's id is not continued as it is. Jobs may ask for jobs without end, and an id has
 /// at most [`MAX_KEY`](roundelay_model::job::MAX_KEY) bytes.
-const LONGEST_RUN: usize = 200;
+const MAX_RUN: usize = 200;
 
 /// The id of the `n`-th job, from 1, that a run asks for: the same however often the run is repeated.
 /// It is `<run>-<n>`, with the SHA-256 of the run's id in its place once that is long.
 fn spawned_id(run: &str, n: usize) -> String {
-    if run.len() <= LONGEST_RUN {
+    if run.len() <= MAX_RUN {
         return format!("{run}-{n}");
     }
     let digest: String = Sha256::digest(run).iter().map(|byte| format!("{byte:02x}")).collect();

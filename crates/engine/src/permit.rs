@@ -14,12 +14,12 @@ use crate::throttle::{Slot, Want};
 /// How long a message waits for its turn in a worker before it goes back to its queue, to come
 /// again. RabbitMQ closes the channel of a consumer that keeps one for 30 minutes, and a handler
 /// may take 24 of them.
-pub(super) const MOST_WAITING: Duration = Duration::from_secs(5 * 60 + 10);
+pub(super) const MAX_WAITING: Duration = Duration::from_secs(5 * 60 + 10);
 
 /// Of that, what is left for writing that it is put off.
 const TIME_TO_SAY: Duration = Duration::from_secs(5);
 /// A job without a slot is postponed for at least this long.
-const SHORTEST_BLOCK: Duration = Duration::from_secs(1);
+const MIN_BLOCK: Duration = Duration::from_secs(1);
 
 /// Leave to start: room among the queue's running jobs, and a slot of its throttle.
 pub(super) struct Permit {
@@ -55,7 +55,7 @@ impl Core {
                         let want =
                             Want { priority: queue.priority, due, cost: self.catalog.cost_of(kind), probe: false };
                         // There is time left to say so.
-                        let left = MOST_WAITING.saturating_sub(since.elapsed() + TIME_TO_SAY);
+                        let left = MAX_WAITING.saturating_sub(since.elapsed() + TIME_TO_SAY);
                         let slot = timeout(throttle.settings().block.min(left), throttle.slot("", want));
                         let slot = tokio::select! {
                             biased;
@@ -63,7 +63,7 @@ impl Core {
                             // A job of a higher lane takes this place, and this job waits for a place again.
                             () = room.wanted() => continue,
                         };
-                        blocked = slot.is_err().then(|| throttle.wait_of("", want).max(SHORTEST_BLOCK));
+                        blocked = slot.is_err().then(|| throttle.wait_of("", want).max(MIN_BLOCK));
                         slot.ok()
                     }
                     _ => None,
@@ -75,7 +75,7 @@ impl Core {
             biased;
             () = self.stop.put_back(queue) => None,
             permit = wait => permit,
-            () = sleep(MOST_WAITING) => None,
+            () = sleep(MAX_WAITING) => None,
         }
     }
 

@@ -45,7 +45,7 @@ const SECOND: i64 = 1_000;
 /// After this many seconds the orders are read again.
 const READ: u32 = 2;
 /// What could not be written is kept for this many sets of ten seconds, and written with the next.
-const MOST_UNTOLD: usize = 60;
+const MAX_UNTOLD: usize = 60;
 /// How long the ledger may take to answer. A round with two questions stays below the minute after which a task that
 /// has not gone round counts as stuck.
 const PATIENCE: Duration = Duration::from_secs(25);
@@ -152,7 +152,7 @@ impl Told {
         if let Some((at, starts)) = over {
             let late_ms = (!late.is_empty()).then(|| late.summary());
             self.untold.push(ThroughputSample { at, starts, late_ms });
-            let surplus = self.untold.len().saturating_sub(MOST_UNTOLD);
+            let surplus = self.untold.len().saturating_sub(MAX_UNTOLD);
             self.untold.drain(..surplus);
         }
     }

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep};
 
 use crate::core::Core;
-use crate::permit::MOST_WAITING;
+use crate::permit::MAX_WAITING;
 use crate::queue::QueueRun;
 use crate::reconcile;
 use crate::settlement::Settlement;
@@ -61,7 +61,7 @@ impl Core {
             return Ok(Released { name: None, _kept: Kept::Nothing });
         }
         let (name, since) = (name(envelope, named, delivery), Instant::now());
-        while delivery.is_alive() && since.elapsed() < MOST_WAITING {
+        while delivery.is_alive() && since.elapsed() < MAX_WAITING {
             let Some(session) = self.session(queue).await else { break };
             let hands = || self.ledger.hands(name.clone(), session);
             let Some(hands) = self.ledger.retry_until_stopped("ask who had a job in hand", hands).await else { break };

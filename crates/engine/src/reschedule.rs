@@ -25,7 +25,7 @@ const GRACE: Duration = Duration::from_secs(30);
 /// Between two looks at chains that run, at first.
 const PAUSE: Duration = Duration::from_millis(200);
 /// And at last.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+const MAX_PAUSE: Duration = Duration::from_secs(10);
 
 /// Why ticks are moved.
 #[derive(Clone, Copy, Debug)]
@@ -223,7 +223,7 @@ impl Rescheduler {
             }
             sleep(pause).await;
             waited += pause;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 

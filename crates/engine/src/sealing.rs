@@ -27,13 +27,13 @@ use roundelay_model::job::{Envelope, Sealed};
 use serde_json::Value;
 
 /// What does not open is looked at again after this long,
-const SHORTEST_WAIT: Duration = Duration::from_secs(1);
+const MIN_WAIT: Duration = Duration::from_secs(1);
 /// and later after as long again as it has waited by then, up to this.
-const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
+const MAX_WAIT: Duration = Duration::from_secs(5 * 60);
 /// Texts looked at in one go. Each may have a megabyte.
 const PER_PAGE: u32 = 100;
 /// The largest body that is sealed in quarantine, in bytes; a job has a quarter of that at most.
-const MOST_SEALED: usize = 8 << 20;
+const MAX_SEALED: usize = 8 << 20;
 
 /// The keys of a running engine, which may be replaced.
 #[derive(Clone, Debug)]
@@ -58,7 +58,7 @@ impl Sealing {
 
 /// How long what could not be opened since `since` is left alone (pure).
 pub(crate) fn wait(since: Time, now: Time) -> Duration {
-    now.since(since).clamp(SHORTEST_WAIT, LONGEST_WAIT)
+    now.since(since).clamp(MIN_WAIT, MAX_WAIT)
 }
 
 fn place_of(envelope: &Envelope) -> AssociatedData<'_> {
@@ -133,7 +133,7 @@ fn json(text: &str) -> Result<Value, Unopened> {
 pub(super) fn set_aside(keys: &Keyring, body: &Bytes) -> Bytes {
     // Sealed, a body is a third larger: what is no job by far might be more then than RabbitMQ takes (16 MiB since 4.0),
     // and a message that cannot be set aside would come again and again.
-    if keys.seal().is_none() || has_the_form(body) || body.len() > MOST_SEALED {
+    if keys.seal().is_none() || has_the_form(body) || body.len() > MAX_SEALED {
         return body.clone();
     }
     match Envelope::decode(body) {
@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn bodies_too_large_for_a_job_are_quarantined_unsealed() {
-        let body = Bytes::from(vec![b'x'; MOST_SEALED + 1]);
+        let body = Bytes::from(vec![b'x'; MAX_SEALED + 1]);
         assert_eq!(set_aside(&one(), &body), body);
     }
 

@@ -43,7 +43,7 @@ use crate::vitals::Lease;
 /// The largest thing that a run can hand on to the next, in bytes of compact JSON.
 pub const MAX_CARRY: usize = 64 * 1024;
 /// The largest batch.
-pub const MOST_MEMBERS: usize = 10_000;
+pub const MAX_MEMBERS: usize = 10_000;
 /// How long a run is waited for that has to make room for the next occurrence.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
@@ -469,8 +469,8 @@ impl Source for ChainRun<'_> {
     /// What no worker could run becomes a failed part instead, so that people see it and the rest goes on.
     fn gather(&mut self, outcome: &mut Outcome, at: Time) {
         let Outcome::DoneWith(yields) = outcome else { return };
-        if yields.batch.len() > MOST_MEMBERS {
-            let reason = format!("a batch of {} jobs; at most {MOST_MEMBERS} are possible", yields.batch.len());
+        if yields.batch.len() > MAX_MEMBERS {
+            let reason = format!("a batch of {} jobs; at most {MAX_MEMBERS} are possible", yields.batch.len());
             *outcome = Outcome::fail(Reason::new(Class::Answer, reason));
             return;
         }

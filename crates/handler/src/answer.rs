@@ -18,9 +18,9 @@ pub const KEPT: usize = 64 * 1024;
 /// How many characters of foreign text end up in a reason.
 pub const EXCERPT: usize = 200;
 /// The longest reason that a handler may give, in characters; the rest is cut off.
-const LONGEST_REASON: usize = 1_000;
+const MAX_REASON: usize = 1_000;
 /// The longest name of a reason that a handler may give, in characters; the rest is cut off.
-const LONGEST_CODE: usize = 100;
+const MAX_CODE: usize = 100;
 
 /// The outcome that `text` decides on: `None` when it is not a JSON object with `outcome`, or with
 /// what goes with "done" and nothing else, and a failure that says what is wrong when it is one but
@@ -168,14 +168,14 @@ impl Answer<'_> {
         let reason: Reason = match self.reason {
             None => format!("the handler said \"{word}\" and gave no reason").into(),
             Some(reason) => match string(reason) {
-                Some(reason) => excerpt(reason.as_bytes(), LONGEST_REASON).into(),
+                Some(reason) => excerpt(reason.as_bytes(), MAX_REASON).into(),
                 None => return Err(format!("`reason` is {}, not text", shown(reason.get()))),
             },
         };
         let reason = match self.code {
             None => reason,
             Some(code) => match string(code) {
-                Some(code) if !code.is_empty() => reason.coded(excerpt(code.as_bytes(), LONGEST_CODE)),
+                Some(code) if !code.is_empty() => reason.coded(excerpt(code.as_bytes(), MAX_CODE)),
                 _ => return Err(format!("`code` is {}; it is the name of a reason", shown(code.get()))),
             },
         };
@@ -245,11 +245,8 @@ impl Answer<'_> {
         };
         let carry = self.carry.map(|carry| serde_json::from_str(carry.get()).map_err(|error| error.to_string()));
         let failed = list::<Failed>("failed", self.failed)?.into_iter().map(|failed| FailedItem {
-            code: failed.code.filter(|code| !code.is_empty()).map(|code| excerpt(code.as_bytes(), LONGEST_CODE)),
-            ..FailedItem::new(
-                excerpt(failed.item.as_bytes(), EXCERPT),
-                excerpt(failed.reason.as_bytes(), LONGEST_REASON),
-            )
+            code: failed.code.filter(|code| !code.is_empty()).map(|code| excerpt(code.as_bytes(), MAX_CODE)),
+            ..FailedItem::new(excerpt(failed.item.as_bytes(), EXCERPT), excerpt(failed.reason.as_bytes(), MAX_REASON))
         });
         Ok(Some(Yield {
             jobs: jobs("spawn", self.spawn)?,
@@ -543,6 +540,6 @@ mod tests {
         assert_eq!(excerpt("🦀".repeat(500).as_bytes(), 200), format!("{}…", "🦀".repeat(200)));
         assert_eq!(excerpt(b"\xff\xfe", 3), "\u{fffd}\u{fffd}");
         let long = format!(r#"{{"outcome":"fail","reason":"{}"}}"#, "x".repeat(5_000));
-        assert_eq!(fails(&long).chars().count(), LONGEST_REASON + 1);
+        assert_eq!(fails(&long).chars().count(), MAX_REASON + 1);
     }
 }

@@ -36,7 +36,7 @@ pub const MAX_KEY: usize = 512;
 /// So often a message can have been sent again from quarantine and still say of each time which it was.
 pub const MAX_RETRIES: usize = 16;
 /// How much is told of what is wrong with a body, in bytes: it may quote the body.
-const MOST_WORDS: usize = 300;
+const MAX_WORDS: usize = 300;
 /// How often a message may have been dead-lettered before it is taken for one that goes round in
 /// circles. The longest delay, ten years, takes some 120 hops, but every hop is published anew
 /// and starts with no history.
@@ -541,8 +541,8 @@ fn why_not(body: &[u8], error: &serde_json::Error) -> BadMessage {
         Ok(Versioned { v }) if v != u64::from(VERSION) => BadMessage::Version(v),
         _ => {
             let mut words = error.to_string();
-            if words.len() > MOST_WORDS {
-                words.truncate(words.floor_char_boundary(MOST_WORDS));
+            if words.len() > MAX_WORDS {
+                words.truncate(words.floor_char_boundary(MAX_WORDS));
                 words.push('…');
             }
             BadMessage::NotAnEnvelope(words)

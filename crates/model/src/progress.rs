@@ -11,7 +11,7 @@ use crate::clock::Time;
 use crate::reason::excerpt;
 
 /// The longest name of a phase, in characters; the rest is cut off.
-const LONGEST_PHASE: usize = 100;
+const MAX_PHASE: usize = 100;
 /// The largest report of another program, in bytes.
 pub const MAX_REPORT: usize = 4 * 1024;
 
@@ -96,7 +96,7 @@ impl Report {
 
     /// Where a run stands that has reported this after `before`.
     pub fn after(self, before: Option<&Progress>, at: Time) -> Progress {
-        let phase = self.phase.map(|phase| excerpt(phase.as_bytes(), LONGEST_PHASE));
+        let phase = self.phase.map(|phase| excerpt(phase.as_bytes(), MAX_PHASE));
         let same = before.filter(|before| phase.as_ref().is_none_or(|phase| *phase == before.phase));
         Progress {
             done: self.done.or_else(|| same?.done),
@@ -144,7 +144,7 @@ mod tests {
         let long = format!("{{\"phase\":\"{}\"}}", "x".repeat(MAX_REPORT));
         assert!(Report::read(long.as_bytes()).unwrap_err().ends_with("at most 4096 are read"));
         let long = Report { phase: Some("x".repeat(3_000)), ..Report::default() };
-        assert_eq!(long.after(None, Time::default()).phase.chars().count(), LONGEST_PHASE + 1, "and an ellipsis");
+        assert_eq!(long.after(None, Time::default()).phase.chars().count(), MAX_PHASE + 1, "and an ellipsis");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::clock::Time;
 
 /// The longest `tracestate` that is passed on, in bytes: as much as the standard asks for.
-const LONGEST_STATE: usize = 512;
+const MAX_STATE: usize = 512;
 /// The trace is recorded.
 const SAMPLED: u8 = 1;
 /// The flags that are defined: sampled, and that the trace's id is random.
@@ -51,7 +51,7 @@ impl Context {
             return None;
         }
         let fits = |state: &&str| {
-            !state.is_empty() && state.len() <= LONGEST_STATE && state.bytes().all(|byte| (b' '..=b'~').contains(&byte))
+            !state.is_empty() && state.len() <= MAX_STATE && state.bytes().all(|byte| (b' '..=b'~').contains(&byte))
         };
         Some(Self {
             trace,

@@ -17,7 +17,7 @@ use crate::astray::Claims;
 use crate::ledger::SimulatedLedger;
 use crate::observe::Observer;
 use crate::worker::{Process, Watcher};
-use crate::world::Weather;
+use crate::world::FaultState;
 
 /// What workers share whose faults are those of the broker, the ledger and the clock.
 pub(crate) struct Ground {
@@ -26,7 +26,7 @@ pub(crate) struct Ground {
     pub dice: Entropy,
     pub broker: EmbeddedBroker,
     pub ledger: Arc<SqliteLedger>,
-    pub weather: Arc<Weather>,
+    pub fault_state: Arc<FaultState>,
     pub observer: Arc<Observer>,
 }
 
@@ -37,9 +37,9 @@ impl Ground {
         let ledger = Arc::new(SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &dice)?);
         let broker = EmbeddedBroker::new(Names::new(&config.broker.prefix));
         broker.apply(&config.topology()).await?;
-        let weather = Arc::new(Weather::new(Entropy::seeded(seed ^ 0x1a7e)));
+        let fault_state = Arc::new(FaultState::new(Entropy::seeded(seed ^ 0x1a7e)));
         let observer = Observer::new(false, None, BTreeSet::new(), Arc::default());
-        Ok(Self { config, clock, dice, broker, ledger, weather, observer })
+        Ok(Self { config, clock, dice, broker, ledger, fault_state, observer })
     }
 
     /// Connections that no fault of the ledger strikes, as another program has them.
@@ -54,7 +54,7 @@ impl Ground {
         let connection = Arc::new(self.broker.connect());
         let ledger = SimulatedLedger {
             inner: self.ledger.clone(),
-            weather: self.weather.clone(),
+            fault_state: self.fault_state.clone(),
             observer: self.observer.clone(),
             claims: Arc::new(Claims::new(mpsc::unbounded_channel().0)),
             process: process.clone(),

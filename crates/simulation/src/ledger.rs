@@ -24,14 +24,14 @@ use tokio::time::{Instant, sleep};
 use super::astray::{Claims, Fate, OVERTAKEN, STUCK};
 use super::observe::Observer;
 use super::worker::Process;
-use super::world::Weather;
+use super::world::FaultState;
 
 /// One process's way to the ledger.
 pub struct SimulatedLedger {
     /// The real one.
     pub inner: Arc<dyn Ledger>,
     /// What goes wrong.
-    pub weather: Arc<Weather>,
+    pub fault_state: Arc<FaultState>,
     /// Who is told.
     pub observer: Arc<Observer>,
     /// Of these some go astray.
@@ -57,19 +57,19 @@ impl SimulatedLedger {
         verb: impl Future<Output = Result<T, LedgerError>>,
     ) -> Result<T, LedgerError> {
         self.travel().await;
-        if self.weather.ledger_down() || !self.process.has_ledger() {
+        if self.fault_state.ledger_down() || !self.process.has_ledger() {
             return Err(LedgerError::Statement("it is away".into()));
         }
         let answer = verb.await;
         self.travel().await;
-        if !self.process.has_ledger() || writes && answer.is_ok() && self.weather.hide_answer() {
+        if !self.process.has_ledger() || writes && answer.is_ok() && self.fault_state.hide_answer() {
             return Err(LedgerError::Statement("the connection broke, who knows when".into()));
         }
         answer
     }
 
     async fn travel(&self) {
-        let latency = self.weather.latency();
+        let latency = self.fault_state.latency();
         if !latency.is_zero() {
             sleep(latency).await;
         }
@@ -166,7 +166,7 @@ forward! {
     }
 
     fn mark_sent(&self, sent: Sent) {
-        if self.process.is_alive() && !self.weather.ledger_down() {
+        if self.process.is_alive() && !self.fault_state.ledger_down() {
             self.inner.mark_sent(sent);
         }
     }

@@ -11,7 +11,7 @@
 //! - `world`: one run. `worker`, `ledger`, `astray`: the engine's processes and what lies between them and the
 //!   ledger; the broker's faults are the embedded broker's own.
 //! - `observe`: what happened, and whether it may.
-//! - [`paced`]: a throttle that workers share, over days.
+//! - [`throttle`]: a throttle that workers share, over days.
 //! - [`testing`]: the tests of those who embed the engine. Both stand on `ground`.
 //! - [`forecast`]: no faults, but a user's configuration.
 //!
@@ -22,9 +22,9 @@ pub mod forecast;
 mod ground;
 mod ledger;
 mod observe;
-pub mod paced;
 pub mod plan;
 pub mod testing;
+pub mod throttle;
 mod worker;
 mod world;
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use roundelay_engine::life::Point;
 use roundelay_model::clock::{Entropy, short_duration};
 
-use crate::world::scene::LONG;
+use crate::world::workload::LONG;
 
 /// How long things go wrong.
 pub const STORM: Duration = Duration::from_secs(240);

@@ -381,7 +381,7 @@ impl World {
             Event::Start(worker) => self.start(worker),
             // Another outage may go on for longer.
             Event::BrokerBack if now >= self.broker_back => self.ground.broker.start(),
-            Event::LedgerBack if now >= self.ledger_back => self.ground.weather.set_down(false),
+            Event::LedgerBack if now >= self.ledger_back => self.ground.fault_state.set_down(false),
             Event::BrokerBack | Event::LedgerBack => {}
             Event::Fault(fault) => self.fault(fault),
         }
@@ -405,14 +405,14 @@ impl World {
                 self.after(away, Event::BrokerBack);
             }
             Fault::LedgerAway(away) => {
-                self.ground.weather.set_down(true);
+                self.ground.fault_state.set_down(true);
                 self.ledger_back = self.ledger_back.max(now + away);
                 self.after(away, Event::LedgerBack);
             }
             Fault::LostConfirmations(messages) => {
                 self.lost_confirmations.fetch_add(messages, Ordering::Relaxed);
             }
-            Fault::LostAnswers(writes) => self.ground.weather.hide(writes),
+            Fault::LostAnswers(writes) => self.ground.fault_state.hide(writes),
         }
     }
 

@@ -334,10 +334,10 @@ pub(super) struct Backoff {
 
 impl Backoff {
     const FIRST: Duration = Duration::from_millis(100);
-    const LONGEST: Duration = Duration::from_secs(5);
+    const MAX: Duration = Duration::from_secs(5);
 
     pub(super) fn new(entropy: Entropy) -> Self {
-        Self { entropy, pauses: ExponentialBackoff::new(Self::FIRST, Self::LONGEST) }
+        Self { entropy, pauses: ExponentialBackoff::new(Self::FIRST, Self::MAX) }
     }
 
     pub(super) async fn wait(&mut self) {

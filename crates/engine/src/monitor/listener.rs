@@ -36,7 +36,7 @@ use crate::telemetry::text::CONTENT_TYPE;
 /// Enough for Prometheus, probes and the handlers of a worker's runs, and few of the files that it may have open.
 const BOUNDS: Bounds = Bounds { connections: 64, per_address: 32, patience: Duration::from_secs(5) };
 /// A report's body may have this many bytes, so that one that is too large is told so.
-const MOST_BODY: usize = 16 * MAX_REPORT;
+const MAX_BODY: usize = 16 * MAX_REPORT;
 
 /// An address that is listened on.
 pub struct Listener {
@@ -125,7 +125,7 @@ async fn progress(State(watch): State<Arc<Watch>>, Path(token): Path<String>, bo
     if !watch.desk.knows(&token) {
         return gone();
     }
-    let body = match timeout(BOUNDS.patience * PATIENT, to_bytes(body, MOST_BODY)).await {
+    let body = match timeout(BOUNDS.patience * PATIENT, to_bytes(body, MAX_BODY)).await {
         Ok(Ok(body)) => body,
         Ok(Err(error)) => {
             return (StatusCode::BAD_REQUEST, format!("the body cannot be read: {error}\n")).into_response();

@@ -43,7 +43,7 @@ use listener::Listener;
 const EVERY: Duration = Duration::from_secs(10);
 /// Counting very many chains takes long. So that it takes no more than a twentieth of the time, the
 /// pauses between are longer then, up to this.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// How long the ledger may take to answer. With the longest pause it stays below a minute until it
 /// shows that it does not.
 const PATIENCE: Duration = Duration::from_secs(25);
@@ -188,7 +188,7 @@ impl Watch {
                 }
             }
             let pause = if answered { begun.elapsed() * 20 } else { EVERY };
-            sleep(pause.clamp(EVERY, LONGEST_PAUSE)).await;
+            sleep(pause.clamp(EVERY, MAX_PAUSE)).await;
         }
     }
 

@@ -24,7 +24,7 @@ use tokio::time::timeout;
 use super::{BadRow, Line, Row, rows};
 
 /// The largest answer that is taken, in bytes.
-const MOST_BYTES: usize = 256 << 20;
+const MAX_BYTES: usize = 256 << 20;
 /// How long a source may be silent.
 const SILENCE: Duration = Duration::from_secs(30);
 /// How long it may take to read all of it.
@@ -111,8 +111,8 @@ async fn get(url: &Secret, allow: &Reach) -> Result<(Format, Vec<u8>), String> {
         return Err(format!("the answer is {status}"));
     }
     let format = format_of(&response)?;
-    let large = || format!("the answer is larger than {} MiB", MOST_BYTES >> 20);
-    if response.content_length().is_some_and(|length| length > MOST_BYTES as u64) {
+    let large = || format!("the answer is larger than {} MiB", MAX_BYTES >> 20);
+    if response.content_length().is_some_and(|length| length > MAX_BYTES as u64) {
         return Err(large());
     }
     let mut body = Vec::new();
@@ -121,7 +121,7 @@ async fn get(url: &Secret, allow: &Reach) -> Result<(Format, Vec<u8>), String> {
         let Some(chunk) = chunk.map_err(|error| format!("the answer broke off: {}", root(error.without_url())))? else {
             return Ok((format, body));
         };
-        if body.len() + chunk.len() > MOST_BYTES {
+        if body.len() + chunk.len() > MAX_BYTES {
             return Err(large());
         }
         body.extend_from_slice(&chunk);

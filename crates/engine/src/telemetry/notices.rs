@@ -12,9 +12,9 @@ const QUIET: Duration = Duration::from_secs(15);
 /// The first pause between two lines about a cause; it doubles.
 const FIRST: Duration = Duration::from_secs(10);
 /// The longest.
-const LONGEST: Duration = Duration::from_secs(300);
+const MAX_INTERVAL: Duration = Duration::from_secs(300);
 /// At most this many causes are distinguished; the others count as one.
-const MOST: usize = 200;
+const MAX_CAUSES: usize = 200;
 /// Their name.
 const OTHERS: &str = "other causes";
 
@@ -86,7 +86,7 @@ impl Notices {
 
     fn note(&self, cause: &str, times: u64, now: Instant) -> bool {
         let mut causes = self.lock();
-        let cause = if causes.len() >= MOST && !causes.contains_key(cause) { OTHERS } else { cause };
+        let cause = if causes.len() >= MAX_CAUSES && !causes.contains_key(cause) { OTHERS } else { cause };
         if let Some(lasting) = causes.get_mut(cause) {
             (lasting.count, lasting.last) = (lasting.count.saturating_add(times), now);
             return false;
@@ -108,7 +108,7 @@ impl Notices {
             } else if !over && lasting.count > lasting.told.1 && now - lasting.told.0 >= lasting.pause {
                 let times = (lasting.count - lasting.told.1, lasting.count);
                 lines.push(Line::Lasts { cause: cause.clone(), times, lasted: now - lasting.since });
-                (lasting.told, lasting.pause) = ((now, lasting.count), (lasting.pause * 2).min(LONGEST));
+                (lasting.told, lasting.pause) = ((now, lasting.count), (lasting.pause * 2).min(MAX_INTERVAL));
             }
             !over
         });
@@ -161,7 +161,7 @@ mod tests {
     fn what_happens_once_is_one_line_and_very_many_causes_are_not_very_many_lines() {
         let (notices, start) = (Notices::default(), Instant::now());
         let begun = (0..10_000).filter(|n| notices.note(&format!("cause {}", n % 1_000), 1, start)).count();
-        assert_eq!(begun, MOST + 1);
+        assert_eq!(begun, MAX_CAUSES + 1);
         let once = Notices::default();
         assert!(once.note("once", 3, start));
         assert_eq!(once.look(start + QUIET), []);

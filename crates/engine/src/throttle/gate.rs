@@ -21,7 +21,7 @@ const FASTER: f64 = 0.999;
 /// A start counts for this many cells, so that what slots may slip by is a fraction of a start.
 const CELLS: u32 = 64;
 /// No more keys are looked at again for being as good as new.
-const FEW: usize = 1_000;
+const MAX_IDLE_KEYS: usize = 1_000;
 
 /// The gate of one throttle, with a state for each of its keys.
 pub(super) struct Gate {
@@ -62,7 +62,7 @@ impl Gate {
     /// Whether a start of `key` that costs so much may happen now; then it is counted.
     pub(super) fn passes(&self, key: &String, cost: u32) -> bool {
         let keys = self.limiter.len();
-        if keys > FEW && keys.is_power_of_two() {
+        if keys > MAX_IDLE_KEYS && keys.is_power_of_two() {
             self.limiter.retain_recent();
         }
         let cells = NonZeroU32::new(cost.saturating_mul(CELLS)).unwrap_or(NonZeroU32::MIN).min(self.burst);

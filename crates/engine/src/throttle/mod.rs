@@ -40,9 +40,9 @@ const ON_THE_WAY: u32 = 4;
 /// A slot was handed out before a hold if it opens so much earlier than that ends: clocks are not all alike.
 const HANDED_OUT_AFTER: Duration = Duration::from_millis(200);
 /// A job that is postponed looks again after this long, since the hold may be released.
-const LONGEST_WAIT: Duration = Duration::from_secs(5 * 60);
+const MAX_WAIT: Duration = Duration::from_secs(5 * 60);
 /// At most so many limits without a waiter are looked at at once, to forget those that are idle.
-const FEW: usize = 1_000;
+const MAX_IDLE_LIMITS: usize = 1_000;
 
 /// All throttles of a configuration, by name.
 #[derive(Clone, Default)]
@@ -286,7 +286,7 @@ impl Throttle {
     /// Does something at the line of `key`, and has it served if no task does so yet.
     fn at_line<T>(&self, key: &str, act: impl FnOnce(&WaitQueue) -> (T, bool)) -> (Arc<WaitQueue>, T) {
         let mut lines = self.lines();
-        if lines.len() > FEW && lines.len().is_power_of_two() && !lines.contains_key(key) {
+        if lines.len() > MAX_IDLE_LIMITS && lines.len().is_power_of_two() && !lines.contains_key(key) {
             lines.retain(|_, line| line.is_needed());
         }
         let line = lines.entry(key.to_owned()).or_insert_with(|| Arc::new(WaitQueue::new(self.counts.clone()))).clone();
@@ -310,7 +310,7 @@ impl Throttle {
         let before = line.as_ref().map_or(0, |line| line.cost_before(want));
         let held = line.and_then(|line| line.opens()).map_or(Duration::ZERO, |until| until - Instant::now());
         let turn = self.limits().spacing().saturating_mul(u32::try_from(before).unwrap_or(u32::MAX));
-        (held + turn).min(LONGEST_WAIT)
+        (held + turn).min(MAX_WAIT)
     }
 
     /// How many wait.
@@ -371,7 +371,7 @@ impl Throttle {
             let orders = orders.moved(self.here() - self.there());
             let mut own = self.own.lock();
             let now = self.here();
-            if own.len() > FEW && own.len().is_power_of_two() {
+            if own.len() > MAX_IDLE_LIMITS && own.len().is_power_of_two() {
                 own.retain(|_, state| state.idle_at(&orders.limits(&request.limits)) > now);
             }
             return Ok(serve(own.entry(request.key.clone()).or_default(), &orders, &request, now, None));
@@ -620,7 +620,7 @@ mod tests {
                 .await;
             let patience = Duration::from_secs(2);
             let wait = throttle.slot_within("k", want(0, 0), patience).await.err().unwrap();
-            assert!(wait >= LONGEST_WAIT, "{wait:?}");
+            assert!(wait >= MAX_WAIT, "{wait:?}");
             let request = SlotRequest {
                 throttle: "t".into(),
                 key: "k".into(),

@@ -21,16 +21,16 @@ const HESITATION: Duration = Duration::from_millis(25);
 /// No start is older for the order in which workers ask.
 const OLDEST: Duration = Duration::from_secs(300);
 /// Wishes in one request.
-const MOST: usize = 1_024;
+const MAX_REQUESTS: usize = 1_024;
 /// The shortest time between two requests.
-const SHORTEST: Duration = Duration::from_millis(1);
+const MIN_PAUSE: Duration = Duration::from_millis(1);
 /// How often it is looked whether this worker can claim again: one that has stood still for longer than its lease begins
 /// another session first. What waits in it is the oldest of all, so it would ask first, and waste every slot until then.
 const UNABLE: Duration = Duration::from_millis(20);
 /// The first wait after the ledger has not answered.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// These waits grow to this, but of all lines one asks sooner, and the others hear when it is answered.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 /// Serves a queue as [`serve_waiters`] does, and begins again after a panic: no other task would, and the jobs in the queue
 /// would wait for ever.
@@ -43,8 +43,8 @@ pub(super) async fn keep_refilling(throttle: Arc<Throttle>, key: String, line: A
 async fn anew_after_panics<F: Future<Output = ()>>(throttle: &str, serve: impl Fn() -> F) {
     // The line's own lock holds nothing half done that the next round could not use.
     while AssertUnwindSafe(serve()).catch_unwind().await.is_err() {
-        tracing::error!(throttle, "serving a line of the throttle panicked; it goes on in {LONGEST_PAUSE:?}");
-        sleep(LONGEST_PAUSE).await;
+        tracing::error!(throttle, "serving a line of the throttle panicked; it goes on in {MAX_PAUSE:?}");
+        sleep(MAX_PAUSE).await;
     }
 }
 
@@ -59,7 +59,7 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue
             sleep(UNABLE).await;
             continue;
         }
-        let requests = if able { line.requests(MOST) } else { Vec::new() };
+        let requests = if able { line.requests(MAX_REQUESTS) } else { Vec::new() };
         let (ranks, requests): (Vec<Rank>, Vec<StartRequest>) = requests.into_iter().unzip();
         if requests.is_empty() && told.is_empty() {
             let mut lines = throttle.lines();
@@ -93,7 +93,7 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue
                     tracing::warn!(throttle = throttle.name, key, %error, "no slots while the ledger does not answer");
                 }
                 throttle.board.comeback.wait(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(MAX_PAUSE);
                 continue;
             }
         };
@@ -144,7 +144,7 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue
             let early = if unhurried { LEAD / 10 } else { LEAD / 2 + ahead };
             let ask = when(again - early)
                 + line.first_due().map_or(HESITATION, |due| hesitation(throttle.ledger.now().since(due)));
-            let ask = ask.max(here + SHORTEST);
+            let ask = ask.max(here + MIN_PAUSE);
             tokio::select! {
                 biased;
                 // On a busy machine it is later than that, and slots are had as much later.

@@ -22,9 +22,9 @@ use tokio::time::timeout;
 use super::{Throttle, Throttles, Want};
 
 /// No call counts for more.
-const MOST_SPENT: u32 = 1_000_000;
+const MAX_SPENT: u32 = 1_000_000;
 /// An upstream that wants to be left alone says so in seconds.
-const SHORTEST_HOLD: Duration = Duration::from_secs(1);
+const MIN_HOLD: Duration = Duration::from_secs(1);
 /// How long a run's end waits until all workers are bound by what its upstream has said.
 const HEARD_WITHIN: Duration = Duration::from_secs(5);
 
@@ -89,7 +89,7 @@ impl RunUpstream {
         let hold = async {
             if let Some(wait) = advice.hold {
                 let why = advice.why.as_deref().unwrap_or("the upstream asked for it");
-                throttle.hold(key, wait.clamp(SHORTEST_HOLD, MAX_WAIT), why).await;
+                throttle.hold(key, wait.clamp(MIN_HOLD, MAX_WAIT), why).await;
             }
         };
         let budget = async {
@@ -99,7 +99,7 @@ impl RunUpstream {
         };
         let spent = async {
             if let Some(cost) = advice.cost
-                && let beyond @ 1.. = cost.saturating_sub(self.want.cost).min(MOST_SPENT)
+                && let beyond @ 1.. = cost.saturating_sub(self.want.cost).min(MAX_SPENT)
             {
                 throttle.tell(key, Feedback::Spent { cost: beyond }).await;
             }
@@ -162,7 +162,7 @@ mod tests {
             (Outcome::DoneWith(Yield::default()), Some(true)),
             (Outcome::fail("HTTP 404"), Some(true)),
             (Outcome::Retire { reason: "gone".into() }, Some(true)),
-            (Outcome::Snooze { reason: "later".into(), wait: SHORTEST_HOLD }, None),
+            (Outcome::Snooze { reason: "later".into(), wait: MIN_HOLD }, None),
             (of(Class::Timeout), Some(false)),
             (of(Class::Connect), Some(false)),
             (of(Class::Http5xx), Some(false)),
@@ -187,7 +187,7 @@ mod tests {
         let want = super::super::tests::want(0, 0);
         let start = tokio::time::Instant::now();
         for outcome in [
-            Outcome::Snooze { reason: "HTTP 429".into(), wait: SHORTEST_HOLD },
+            Outcome::Snooze { reason: "HTTP 429".into(), wait: MIN_HOLD },
             Outcome::retry(Reason::new(Class::Panic, "x")),
         ] {
             let slot = throttle.slot("", want).await;

@@ -21,7 +21,7 @@ use super::span::{Attribute, Span};
 use crate::telemetry::{Count, Telemetry};
 
 /// Spans that wait at most: some 5 MB.
-const MOST_WAITING: usize = 8_192;
+const MAX_WAITING: usize = 8_192;
 /// Spans of one request.
 const BATCH: usize = 512;
 /// How long spans wait for others, if a request is not full.
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How often a batch is sent that the collector does not take.
 const TRIES: u32 = 5;
 /// The pauses between that grow from one second to this, and a collector cannot ask for a longer one.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// How long a worker that stops waits for what is still to be sent.
 const FLUSH: Duration = Duration::from_secs(5);
 
@@ -53,7 +53,7 @@ impl Outlet {
     /// Puts in those that there is room for.
     pub fn push(&self, mut spans: Vec<Span>) {
         let mut waiting = self.waiting();
-        let room = MOST_WAITING - waiting.len();
+        let room = MAX_WAITING - waiting.len();
         let over = spans.len().saturating_sub(room);
         spans.truncate(room);
         waiting.extend(spans);
@@ -202,7 +202,7 @@ impl Line {
             tokio::select! {
                 biased;
                 () = self.finish.cancelled() => {}
-                () = sleep(wait.unwrap_or(pause).min(LONGEST_PAUSE)) => {}
+                () = sleep(wait.unwrap_or(pause).min(MAX_PAUSE)) => {}
             }
             pause *= 2;
         }
@@ -277,14 +277,14 @@ mod tests {
     fn what_there_is_no_room_for_is_dropped_and_counted() {
         let telemetry = Arc::<Telemetry>::default();
         let outlet = Outlet::new(telemetry.clone());
-        outlet.push(spans(MOST_WAITING - 1));
+        outlet.push(spans(MAX_WAITING - 1));
         outlet.push(spans(3));
         assert_eq!(telemetry.get(Count::SpansDropped), 2);
         assert_eq!(outlet.take().len(), BATCH);
         outlet.push(spans(BATCH));
         assert_eq!(telemetry.get(Count::SpansDropped), 2, "there is room again");
         let taken = std::iter::repeat_with(|| outlet.take().len()).take_while(|count| *count > 0).sum::<usize>();
-        assert_eq!(taken, MOST_WAITING);
+        assert_eq!(taken, MAX_WAITING);
     }
 
     #[test]

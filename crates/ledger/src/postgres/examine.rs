@@ -106,7 +106,7 @@ const SEEN: &str = "
          LEFT JOIN pg_stat_user_tables s ON s.relid = c.oid
     WHERE n.nspname = current_schema() AND c.relkind = 'r' AND c.relname = ANY($1) ORDER BY c.relname";
 /// Fewer dead rows are no burden, however few live beside them.
-const FEW: i64 = 10_000;
+const MIN_DEAD_ROWS: i64 = 10_000;
 
 /// Looks at the server at `url`.
 ///
@@ -163,7 +163,7 @@ async fn ledger(client: &Client) -> Result<SeenLedger, Error> {
         if !row.try_get::<_, bool>(4)? {
             withheld.push(table.clone());
         }
-        if dead > FEW && dead > live {
+        if dead > MIN_DEAD_ROWS && dead > live {
             bloated.push((table, dead, live));
         }
     }

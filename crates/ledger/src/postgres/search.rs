@@ -25,7 +25,7 @@ const LOOKED: &str = "SELECT kind, key FROM chains
     ORDER BY kind, key OFFSET $4 LIMIT 1";
 
 /// An owner with at most this many chains is searched by the owners' index.
-const FEW: i64 = 10_000;
+const MAX_OWNER_INDEX: i64 = 10_000;
 
 impl PostgresLedger {
     /// Whether an index leads to what is looked for, and to little else.
@@ -40,7 +40,7 @@ impl PostgresLedger {
         };
         let few = "SELECT count(*) <= $2::int8 FROM
                        (SELECT FROM chains WHERE owner = $1 AND NOT once AND parent = 0 LIMIT $2::int8 + 1) few";
-        let few = self.reader.rows(few, &[owner, &FEW], |row| row.try_get(0)).await?;
+        let few = self.reader.rows(few, &[owner, &MAX_OWNER_INDEX], |row| row.try_get(0)).await?;
         Ok(few.first().copied().unwrap_or(false))
     }
 }

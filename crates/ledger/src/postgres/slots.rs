@@ -29,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long an order may take: it waits for the transactions that are under way.
 const ORDER: Duration = Duration::from_secs(60);
 /// Requests of one transaction.
-const MOST: usize = 1_024;
+const MAX_REQUESTS: usize = 1_024;
 
 const LOCK: &str = "
     SELECT name, key, state FROM throttles
@@ -106,7 +106,7 @@ impl Desk {
         let mut waiting = self.waiting.lock();
         let (mut requests, mut groups) = (0, 0);
         while let Some((next, _)) = waiting.get(groups)
-            && (groups == 0 || requests + next.len() <= MOST)
+            && (groups == 0 || requests + next.len() <= MAX_REQUESTS)
         {
             (requests, groups) = (requests + next.len(), groups + 1);
         }

@@ -22,7 +22,7 @@ use crate::search::{Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFil
 /// How many names can be read in their order at the cost of fetching one chain.
 const FETCH: u32 = 8;
 /// An owner with at most this many chains is searched by the owners' index.
-const FEW: u32 = 10_000;
+const MAX_OWNER_INDEX: u32 = 10_000;
 
 impl Store {
     fn search(
@@ -85,7 +85,7 @@ impl Store {
             let Some(owner) = &filter.which.owner else { return Ok(false) };
             let few = "SELECT count(*) <= ?2 FROM
                            (SELECT 1 FROM chains WHERE owner = ?1 AND once = 0 AND parent = 0 LIMIT ?2 + 1)";
-            return self.connection.prepare_cached(few)?.query_row(params![owner, FEW], |row| row.get(0));
+            return self.connection.prepare_cached(few)?.query_row(params![owner, MAX_OWNER_INDEX], |row| row.get(0));
         };
         Ok(true)
     }

@@ -28,7 +28,7 @@ pub use moved::{Asleep, Moved};
 pub use set::{FURTHEST, MISFIRE_WINDOW};
 
 /// Occurrences that are counted one by one when a cron expression has missed many.
-const MOST_COUNTED: u32 = 10_000;
+const MAX_COUNTED: u32 = 10_000;
 
 /// How a chain recurs.
 #[derive(Clone, Debug, PartialEq)]
@@ -439,11 +439,11 @@ impl Schedule {
             return Missed { count, first: Some(first), last: Some(last) };
         }
         let (mut count, mut last) = (1, first);
-        while let Some(next) = self.unseen(anchor, last, phase, seen).filter(|next| *next <= to && count < MOST_COUNTED)
+        while let Some(next) = self.unseen(anchor, last, phase, seen).filter(|next| *next <= to && count < MAX_COUNTED)
         {
             (count, last) = (count + 1, next);
         }
-        if count == MOST_COUNTED
+        if count == MAX_COUNTED
             && let Rhythm::Cron(cron) = &self.rhythm
         {
             last = cron.at_or_before(to).filter(|_| !self.spread_phase).unwrap_or(last);

@@ -32,7 +32,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 /// A request's first line and headers may have so many bytes.
-const MOST_HEAD: usize = 32 << 10;
+const MAX_HEAD: usize = 32 << 10;
 /// For a body, and for a client to take what it is answered, there is so many times the patience for headers.
 pub const PATIENT: u32 = 3;
 /// After a connection could not be accepted, since there are no more file descriptors, say.
@@ -127,7 +127,7 @@ impl Served {
             .timer(TokioTimer::new())
             // Counted from the end of the answer before, too.
             .header_read_timeout(patience)
-            .max_buf_size(MOST_HEAD)
+            .max_buf_size(MAX_HEAD)
             .serve_connection(TokioIo::new(stream), service);
         let mut connection = pin!(connection);
         let ended = tokio::select! {

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::{Late, Lease, Lossless, Model, Name, Observer};
 use crate::worker::Process;
-use crate::world::scene::{COOLDOWN, PACED, if_running};
+use crate::world::workload::{COOLDOWN, PACED, if_running};
 
 /// For this time after a claim it may be unknown that the claim's holder has ended.
 const KNOWN: Duration = Duration::from_secs(60);

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{Name, Observer, Running};
 use crate::worker::Process;
-use crate::world::scene::BRISK;
+use crate::world::workload::BRISK;
 
 /// Between a deadline and its effect, at most.
 const TICK: Duration = Duration::from_millis(50);

@@ -5,10 +5,10 @@
 //! - `storm`: what happens at its time. `people`: what operators and other programs do.
 //! - `verdict`: looks at the world meanwhile, and judges it in the end.
 
-mod people;
-pub mod scene;
-mod storm;
-mod verdict;
+mod checks;
+mod faults;
+mod operators;
+pub mod workload;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -39,9 +39,9 @@ use crate::ledger::SimulatedLedger;
 use crate::observe::{Lossless, Observer, Violation};
 use crate::plan::{Astray, Blow, Fault, Plan, STORM, Wrong};
 use crate::worker::{Process, Struck, Traps, Watcher};
-pub use scene::{CHAIN_COUNT, QUEUES, WORKERS};
-use scene::{FIRST_KEY, handle, has_its_own_payload, once};
-use verdict::{is_lossless, stopped, touched};
+use checks::{is_lossless, stopped, touched};
+pub use workload::{CHAIN_COUNT, QUEUES, WORKERS};
+use workload::{FIRST_KEY, handle, has_its_own_payload, once};
 
 /// How long nothing goes wrong at the end.
 const CALM: Duration = Duration::from_secs(240);
@@ -56,7 +56,7 @@ const SOON: Duration = Duration::from_millis(100);
 /// How often the world is looked at.
 const LOOK: Duration = Duration::from_secs(5);
 /// What lies between everybody and the ledger.
-pub struct Weather {
+pub struct FaultState {
     down: AtomicUsize,
     /// In milliseconds; zero for the ordinary.
     slow: AtomicU64,
@@ -65,8 +65,8 @@ pub struct Weather {
     dice: Entropy,
 }
 
-impl Weather {
-    /// Fair weather.
+impl FaultState {
+    /// Fair fault_state.
     pub fn new(dice: Entropy) -> Self {
         Self { down: AtomicUsize::new(0), slow: AtomicU64::new(0), hidden: AtomicUsize::new(0), dice }
     }
@@ -202,7 +202,7 @@ struct World {
     broker: EmbeddedBroker,
     ledger: Arc<SqliteLedger>,
     copies: Vec<(Instant, Arc<SqliteLedger>)>,
-    weather: Arc<Weather>,
+    fault_state: Arc<FaultState>,
     wrong: Arc<Mutex<Vec<Wrong>>>,
     /// The broker refuses everything.
     full: Arc<AtomicBool>,
@@ -253,14 +253,14 @@ fn seals(seed: u64) -> bool {
 
 impl World {
     fn new(seed: u64, plan: &Plan, log: bool) -> Result<Self, String> {
-        let text = scene::config(seals(seed).then_some(FIRST_KEY));
+        let text = workload::config(seals(seed).then_some(FIRST_KEY));
         let config = Config::parse(&text, "the simulation's configuration", []).map_err(|e| e.to_string())?;
         let begin = Time::from_millis(1_800_000_000_000);
         let clock = Clock::of_server(begin);
         let dice = Entropy::seeded(seed);
         let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &dice).map_err(|e| e.to_string())?;
         let names = Names::new(&config.broker.prefix);
-        let weather = Weather::new(Entropy::seeded(seed ^ 0x1a7e));
+        let fault_state = FaultState::new(Entropy::seeded(seed ^ 0x1a7e));
         let broker = EmbeddedBroker::new(names.clone());
         let lossless = is_lossless(plan).then(|| Lossless { broker: broker.clone(), stopped: stopped(plan) });
         let wrong = Arc::new(Mutex::new(Vec::new()));
@@ -295,7 +295,7 @@ impl World {
             broker,
             ledger: Arc::new(ledger),
             copies: Vec::new(),
-            weather: Arc::new(weather),
+            fault_state: Arc::new(fault_state),
             wrong,
             full,
             observer: Observer::new(log, lossless, touched(plan), traps.clone()),
@@ -390,7 +390,7 @@ impl World {
         let connection = Arc::new(self.broker.connect());
         let ledger = SimulatedLedger {
             inner: self.ledger.clone(),
-            weather: self.weather.clone(),
+            fault_state: self.fault_state.clone(),
             observer: self.observer.clone(),
             claims: self.claims.clone(),
             process: process.clone(),

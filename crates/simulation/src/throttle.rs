@@ -39,7 +39,7 @@ const PER_START: usize = 12;
 /// Between two faults, at least and at most.
 const QUIET: (Duration, Duration) = (Duration::from_secs(15 * 60), Duration::from_secs(45 * 60));
 /// A fault that lasts goes on for no longer.
-const LONGEST: Duration = Duration::from_secs(4 * 60);
+const MAX_FAULT: Duration = Duration::from_secs(4 * 60);
 /// How long the effects of a fault may last after the fault has ended: leases end, and backoffs that have grown.
 const RECOVERY: Duration = Duration::from_secs(3 * 60);
 
@@ -243,7 +243,7 @@ impl World {
 
     /// Lets something go wrong, until it is over.
     async fn fault(&mut self, fault: Fault) {
-        let length = self.ground.dice.between(Duration::from_secs(1), LONGEST);
+        let length = self.ground.dice.between(Duration::from_secs(1), MAX_FAULT);
         match fault {
             Fault::Kill(worker) => {
                 let old = &self.workers[worker];
@@ -259,16 +259,16 @@ impl World {
                 self.workers[worker].process.thaw();
             }
             Fault::LedgerAway => {
-                self.ground.weather.set_down(true);
+                self.ground.fault_state.set_down(true);
                 sleep(length).await;
-                self.ground.weather.set_down(false);
+                self.ground.fault_state.set_down(false);
             }
             Fault::LedgerSlow { millis } => {
-                self.ground.weather.set_slow(millis);
+                self.ground.fault_state.set_slow(millis);
                 sleep(length).await;
-                self.ground.weather.set_slow(0);
+                self.ground.fault_state.set_slow(0);
             }
-            Fault::AnswersLost { writes } => self.ground.weather.hide(writes),
+            Fault::AnswersLost { writes } => self.ground.fault_state.hide(writes),
             Fault::Clock { millis } => {
                 self.ground.clock.set_forward(millis);
             }

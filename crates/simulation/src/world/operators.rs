@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::World;
-use super::scene::{self, CHAINS, OWNER, SECOND_KEY, given_to, if_running, is_owned, payload, published};
+use super::workload::{self, CHAINS, OWNER, SECOND_KEY, given_to, if_running, is_owned, payload, published};
 use crate::plan::Fault;
 
 /// Why good jobs lie in quarantine, and why others do that may be good once.
@@ -216,7 +216,7 @@ impl World {
         if let Err(error) = self.judge_what_lies_sealed().await {
             self.observer.violated("world", format!("cannot take stock: {error}"));
         }
-        match Config::parse(&scene::config(Some(SECOND_KEY)), "the simulation's configuration", []) {
+        match Config::parse(&workload::config(Some(SECOND_KEY)), "the simulation's configuration", []) {
             Ok(config) => self.config = config,
             Err(error) => return self.observer.violated("world", format!("the keys cannot be changed: {error}")),
         }

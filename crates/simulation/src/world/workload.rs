@@ -167,7 +167,7 @@ pub(super) const CHAINS: [(&str, &str, &str); 17] = [
 pub const LONG: Range<usize> = 9..12;
 
 /// No chain sleeps for longer: the longest interval with its jitter and what is left of the clock's last minute.
-pub const LONGEST_SLEEP: Duration = Duration::from_secs(61);
+pub const MAX_SLEEP: Duration = Duration::from_secs(61);
 
 /// To whom some chains and jobs belong.
 pub(super) const OWNER: &str = "guild";

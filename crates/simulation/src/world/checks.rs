@@ -16,7 +16,7 @@ use roundelay_model::ids::Fence;
 use roundelay_model::job::Envelope;
 use tokio::time::Instant;
 
-use super::scene::{CHAINS, LONGEST_SLEEP, is_owned};
+use super::workload::{CHAINS, MAX_SLEEP, is_owned};
 use super::{CALM, LOOK, OUTAGE, World};
 use crate::observe::Late;
 use crate::plan::{Astray, Fault, Plan};
@@ -34,7 +34,7 @@ const SHOWN: Duration = Duration::from_secs(60);
 /// Within this time a worker reads what operators have ordered.
 const READ: Duration = Duration::from_secs(4);
 /// No storm may bring about this number of messages of one chain.
-const MOST_MESSAGES: usize = 8;
+const MAX_MESSAGES: usize = 8;
 
 impl World {
     /// Looks at the world from outside, every few seconds.
@@ -51,7 +51,7 @@ impl World {
             }
         }
         counts.values().for_each(|count| *self.messages.entry(*count).or_default() += 1);
-        let most = MOST_MESSAGES + self.doubled;
+        let most = MAX_MESSAGES + self.doubled;
         for ((kind, key), count) in counts.iter().filter(|(_, count)| **count > most) {
             self.observer.violated("I9", format!("{kind} {key} has {count} messages"));
         }
@@ -151,7 +151,7 @@ impl World {
             // What follows the wall clock is moved when a worker has noticed that the clock was set.
             let settled = kind != "timed" || self.healed.is_some_and(|healed| healed.elapsed() > RECOVERY);
             let sleeps = chains.iter().filter(|chain| chain.state == ChainState::Active && !chain.once && settled);
-            for chain in sleeps.filter(|chain| chain.hint.due > now + LONGEST_SLEEP) {
+            for chain in sleeps.filter(|chain| chain.hint.due > now + MAX_SLEEP) {
                 let what = format!("{kind} {key} sleeps for {:?} from now", chain.hint.due.since(now));
                 self.observer.violated("sleep", what);
             }

@@ -12,9 +12,9 @@ use roundelay_model::fleet::{FleetOrder, Subject};
 use roundelay_model::job::Envelope;
 use tokio::time::Instant;
 
-use super::people::{MENDED, UNKNOWN};
-use super::scene::{CHAIN_COUNT, CHAINS, PLATFORM, VARIANTS, WORKERS};
-use super::verdict::{MENDING, STEADY, died_over};
+use super::checks::{MENDING, STEADY, died_over};
+use super::operators::{MENDED, UNKNOWN};
+use super::workload::{CHAIN_COUNT, CHAINS, PLATFORM, VARIANTS, WORKERS};
 use super::{CALM, Event, LOOK, OUTAGE, Ordered, World};
 use crate::plan::{Blow, Fault, Planned, STORM};
 
@@ -38,9 +38,9 @@ impl World {
             Event::BrokerUp => self.broker.start(),
             Event::BrokerTakes => self.full.store(false, Ordering::Relaxed),
             Event::LedgerUp => {
-                let _ = self.weather.down.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
+                let _ = self.fault_state.down.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| n.checked_sub(1));
             }
-            Event::LedgerFast => self.weather.slow.store(0, Ordering::Relaxed),
+            Event::LedgerFast => self.fault_state.slow.store(0, Ordering::Relaxed),
             Event::Declare => {
                 // The operator tries again while the broker is away.
                 if self.broker.apply(&self.config.topology()).await.is_err() {
@@ -109,15 +109,15 @@ impl World {
                 self.after(length, Event::BrokerTakes);
             }
             Fault::LedgerDown { length } => {
-                self.weather.down.fetch_add(1, Ordering::Relaxed);
+                self.fault_state.down.fetch_add(1, Ordering::Relaxed);
                 self.after(length, Event::LedgerUp);
             }
             Fault::LedgerUnknown { writes } => {
-                self.weather.hidden.fetch_add(writes, Ordering::Relaxed);
+                self.fault_state.hidden.fetch_add(writes, Ordering::Relaxed);
             }
             Fault::Claim { how, nth, .. } => self.claims.arm(n, how, nth),
             Fault::LedgerSlow { length, latency } => {
-                self.weather.slow.store(latency.as_millis() as u64, Ordering::Relaxed);
+                self.fault_state.slow.store(latency.as_millis() as u64, Ordering::Relaxed);
                 self.after(length, Event::LedgerFast);
             }
             Fault::Publish { how, count } => {
@@ -266,9 +266,9 @@ impl World {
         self.claims.disarm();
         self.broker.start();
         self.full.store(false, Ordering::Relaxed);
-        self.weather.down.store(0, Ordering::Relaxed);
-        self.weather.slow.store(0, Ordering::Relaxed);
-        self.weather.hidden.store(0, Ordering::Relaxed);
+        self.fault_state.down.store(0, Ordering::Relaxed);
+        self.fault_state.slow.store(0, Ordering::Relaxed);
+        self.fault_state.hidden.store(0, Ordering::Relaxed);
         self.wrong.lock().clear();
         self.workers.iter().filter_map(|worker| worker.live.as_ref()).for_each(|live| live.process.thaw());
         self.happen_now(Event::Declare).await;
