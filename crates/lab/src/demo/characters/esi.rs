@@ -113,9 +113,13 @@ impl Esi {
         self.seen().least.unwrap_or(FORGIVEN)
     }
 
-    /// A character of which a request runs.
+    /// A character of which a request runs: of several, one whose update has made the fewest requests, so that the
+    /// update is not over before anything is done about it.
     pub fn busy(&self) -> Option<String> {
-        self.seen().calls.iter().rev().find(|call| call.ended.is_none()).map(|call| call.character.clone())
+        let seen = self.seen();
+        let made = |call: &&Call| seen.calls.iter().filter(|other| other.update == call.update).count();
+        let running = seen.calls.iter().rev().filter(|call| call.ended.is_none());
+        running.min_by_key(made).map(|call| call.character.clone())
     }
 
     /// How many times an attempt made the same request again.
