@@ -97,7 +97,7 @@ pub(super) trait Source: Send + Sync {
     async fn end(&mut self, at: Time, decision: Decision, asked: Asked);
 }
 
-/// Lives one delivery of a platform queue.
+/// Processes one delivery of a platform queue, and settles it.
 pub async fn process_delivery(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery) {
     core.observing.life.reached(Point::Delivered).await;
     let settlement = match core.read(&delivery) {
@@ -112,7 +112,8 @@ pub async fn process_delivery(core: Arc<Core>, queue: Arc<QueueRun>, delivery: D
 }
 
 impl Core {
-    /// Runs a job, decides what follows, and has its source write that. What the source has not written is to come again.
+    /// Runs a job, decides what follows, and has its source write that. If the source has written no end, the message
+    /// must come again.
     pub(super) async fn run(&self, work: Work<'_>, source: &mut dyn Source, start: Start) {
         let (at, mut decision) = match start {
             Start::Call(call, desk) => match self.handle(work, source, *call, desk).await {
@@ -180,7 +181,7 @@ impl Core {
         Some((at, decide(source.course(at), retry, attempt, outcome, at, ladder, &self.entropy)))
     }
 
-    /// Decodes and checks.
+    /// Decodes a message, and checks that this worker can use it.
     pub(super) fn read(&self, delivery: &Delivery) -> Result<Envelope, BadMessage> {
         if let Some(why) = &delivery.unreadable {
             return Err(BadMessage::Unreadable(why.to_string()));

@@ -40,14 +40,14 @@ use crate::telemetry::Count;
 use crate::trace::Run;
 use crate::vitals::Lease;
 
-/// The largest thing that a run can hand on to the next, in bytes of compact JSON.
+/// The largest carry, which a run hands on to the next one, in bytes of compact JSON.
 pub const MAX_CARRY: usize = 64 * 1024;
-/// The largest batch.
+/// The largest batch, in jobs.
 pub const MAX_MEMBERS: usize = 10_000;
 /// How long a run is waited for that has to make room for the next occurrence.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
-/// What may not run beside what runs just now comes again after a time between these two.
+/// An attempt that must not run beside one that runs now is postponed by a time between these two.
 const SUSPECT_WAITS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(4));
 
 /// An attempt whose end was written or refused.

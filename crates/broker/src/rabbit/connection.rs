@@ -43,7 +43,7 @@ const HEARTBEAT_SECONDS: u16 = 10;
 const PULSE: Duration = Duration::from_millis(500);
 /// How often the broker is asked whether it answers: heartbeats tell only after twice their time that it does not.
 const PROBE: Duration = Duration::from_secs(1);
-/// A broker that has not answered for so long is away, until it answers or the connection is lost. The connection
+/// A broker that has not answered for this long is away, until it answers or the connection is lost. The connection
 /// stays: a broker that is only slow would have to hand out everything once more.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 

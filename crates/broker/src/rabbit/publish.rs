@@ -35,7 +35,7 @@ const TRIES: u8 = 4;
 /// How long an exchange that was found absent is taken to be. Every publish to an absent exchange
 /// closes the channel, and a stream of them would bring publishing to a halt for all.
 const ABSENT_FOR: Duration = Duration::from_secs(1);
-/// A channel on which nothing has been confirmed for so long, though something was published, is given up: a message
+/// A channel on which nothing has been confirmed for this long, though something was published, is given up: a message
 /// that reached RabbitMQ before the leader of its quorum queue was there, as just after a start, keeps all others on
 /// the channel waiting. What was in flight goes out once more on the next channel.
 const STALL: Duration = Duration::from_secs(5);

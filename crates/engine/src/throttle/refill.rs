@@ -156,7 +156,7 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue
     }
 }
 
-/// How much later than the others a worker asks whose first start is overdue for so long: the older, the sooner. The
+/// How much later than the others a worker asks whose first start is overdue by this much: the older, the sooner. The
 /// worker that asks first gets the slot. Without this it would always be the worker nearest to the ledger. By
 /// logarithms, since a second counts for more among starts that are due just now.
 fn hesitation(overdue: Duration) -> Duration {
