@@ -28,15 +28,15 @@ use super::world::FaultState;
 
 /// One process's way to the ledger.
 pub struct SimulatedLedger {
-    /// The real one.
+    /// The ledger that every process shares.
     pub inner: Arc<dyn Ledger>,
-    /// What goes wrong.
+    /// The faults of the ledger and of the way to it.
     pub fault_state: Arc<FaultState>,
-    /// Who is told.
+    /// Sees what was committed, and compares it with the invariants.
     pub observer: Arc<Observer>,
-    /// Of these some go astray.
+    /// Which claims are lost or held up on their way.
     pub claims: Arc<Claims>,
-    /// Whose it is.
+    /// The process whose connection this is.
     pub process: Arc<Process>,
 }
 
