@@ -15,6 +15,7 @@ mod catch_up;
 mod chaos_parts;
 mod cli;
 mod commands;
+mod companions;
 mod crash;
 mod deaths;
 mod demos;

@@ -177,3 +177,40 @@ fn the_picture_of_the_layers_is_what_cargo_knows() {
         assert!(there == picture, "it is old: ROUNDELAY_REFRESH=1 cargo test --test it structure\n{picture}");
     }
 }
+
+/// The names in backticks in the documents that are paths of this repository, with the document.
+fn named_paths(root: &Path) -> Vec<(String, String)> {
+    let documents = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let documents = documents.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let mut named = Vec::new();
+    for document in documents.chain([root.join("README.md")]) {
+        let text = std::fs::read_to_string(&document).unwrap();
+        // What stands between backticks is every second part; in blocks of code the rest is between lines.
+        for name in text.split('`').skip(1).step_by(2) {
+            let top = name.split('/').next().unwrap_or_default();
+            let ours = ["crates", "src", "tests", "deploy", "docs", "rabbitmq", "examples", "fuzz"].contains(&top);
+            let plain = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "/._-".contains(c));
+            if plain && (ours && name.contains('/') || name.ends_with(".rs")) {
+                named.push((document.file_name().unwrap().to_str().unwrap().to_owned(), name.to_owned()));
+            }
+        }
+    }
+    named
+}
+
+#[test]
+fn paths_that_documents_name_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut sources = Vec::new();
+    for folder in ["crates", "src", "tests", "examples", "fuzz"] {
+        files(&root.join(folder), &mut sources);
+    }
+    let is_source = |name: &str| sources.iter().any(|path| path.ends_with(name));
+    let named = named_paths(root);
+    assert!(named.len() > 100, "only {} paths were found in the documents", named.len());
+    let absent: Vec<_> = named
+        .iter()
+        .filter(|(_, name)| !root.join(name).exists() && !(name.ends_with(".rs") && is_source(name)))
+        .collect();
+    assert!(absent.is_empty(), "documents name what is not there: {absent:#?}");
+}

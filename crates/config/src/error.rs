@@ -4,6 +4,7 @@ use std::fmt::{self, Write as _};
 
 /// Something wrong in a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Problem {
     /// Where, counted from 1; absent when the value comes from the environment or is missing.
     pub line: Option<usize>,
@@ -15,6 +16,7 @@ pub struct Problem {
 
 /// A configuration that cannot be used: every problem in it, a line each.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ConfigError {
     /// The file.
     pub file: String,

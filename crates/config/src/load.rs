@@ -53,7 +53,7 @@ impl Config {
         Self::read(text, file, environment, &closed)
     }
 
-    pub fn read(
+    pub(crate) fn read(
         text: &str,
         file: &str,
         environment: impl IntoIterator<Item = (String, String)>,

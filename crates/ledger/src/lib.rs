@@ -49,6 +49,10 @@ mod finish;
 mod fleet;
 mod history;
 mod jobs;
+#[cfg(all(test, feature = "postgres"))]
+#[path = "postgres/left_out.rs"]
+#[allow(dead_code, reason = "only what refuses is tested")]
+mod left_out;
 mod look;
 mod mark;
 mod orders;

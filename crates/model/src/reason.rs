@@ -18,6 +18,7 @@ pub struct Reason {
 
 /// What a reason is known by: [`crate::policy`] makes a code of it, and of that what follows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Mark {
     /// Nothing: what follows is what the outcome says.
     #[default]
@@ -89,6 +90,7 @@ macro_rules! classes {
     ($($(#[doc = $doc:expr])+ $name:ident = $word:literal,)+) => {
         /// What sort of thing went wrong: a closed set, fit for the label of a metric.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
         pub enum Class {
             $($(#[doc = $doc])+ $name,)+
         }

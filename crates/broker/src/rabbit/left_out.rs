@@ -10,12 +10,10 @@ pub mod check;
 mod definitions;
 mod patience;
 mod policies;
+mod refusing;
 
-use std::sync::Arc;
-
-use super::{Broker, BrokerError};
-use crate::settings::BrokerSettings;
 pub use patience::Patience;
+pub use refusing::{absent, connect};
 
 /// Takes every URL: a configuration can be read, and tested, without RabbitMQ.
 pub fn check_url(_url: &str) -> Result<(), String> {
@@ -25,24 +23,4 @@ pub fn check_url(_url: &str) -> Result<(), String> {
 /// Says of no URL that it asks for a login with a certificate.
 pub fn logs_in_by_certificate(_url: &str) -> bool {
     false
-}
-
-/// Refuses.
-///
-/// # Errors
-/// [`BrokerError::Other`], with what to do.
-pub async fn connect(_settings: &BrokerSettings) -> Result<Arc<dyn Broker>, BrokerError> {
-    Err(BrokerError::Other(
-        "broker.url leads to RabbitMQ, and this program was built without it: in Cargo.toml, give the dependency \
-         `roundelay` the feature `rabbitmq`, or set broker.url to `embedded`"
-            .into(),
-    ))
-}
-
-/// Refuses, as [`connect`] does, which never finds that a broker is away.
-///
-/// # Errors
-/// [`BrokerError::Other`].
-pub fn absent(_settings: &BrokerSettings, why: &str) -> Result<Arc<dyn Broker>, BrokerError> {
-    Err(BrokerError::Other(why.into()))
 }

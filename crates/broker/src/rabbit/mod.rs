@@ -28,6 +28,8 @@ mod patience;
 mod peek;
 mod policies;
 mod publish;
+#[cfg(test)]
+mod refusing;
 mod remove;
 mod settle;
 mod sieve;

@@ -44,3 +44,20 @@ impl Foreign {
         match *self {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn opening_says_which_feature_is_missing_and_what_to_do() {
+        let url = Secret::new("postgres://someone:hidden@host/base");
+        assert_eq!(check_url(url.expose()), Ok(()), "a configuration can be read all the same");
+        let Err(error) = open(&url, &Entropy::seeded(1)).await else { panic!("opened without PostgreSQL") };
+        let error = error.to_string();
+        assert!(error.contains("feature `postgres`") && error.contains("sqlite://PATH"), "{error}");
+        assert!(!error.contains("hidden"), "{error}");
+        let Err(why) = Foreign::select(&url, "SELECT 1").await else { panic!("selected without PostgreSQL") };
+        assert_eq!(why, LEFT_OUT);
+    }
+}
