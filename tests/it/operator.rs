@@ -309,10 +309,12 @@ mod run {
         assert!(attempts[1]["reason"].as_str().unwrap().contains("it broke"), "{report}");
         assert!(report["failures"][0]["reason"].as_str().unwrap().contains("it broke"), "{report}");
         let shown = ok("show", &config, &["sync", "a", "--last", "1"]).await;
-        for words in ["sync a on work: active", "why         it sleeps until", "owner       ann", "tick 1.2 failed"] {
+        for words in
+            ["sync a on work: active", "why         it sleeps until", "owner       ann", "tick 1, attempt 2: failed"]
+        {
             assert!(shown.contains(words), "no `{words}` in {shown}");
         }
-        assert!(!shown.contains("tick 1.1"), "only the last was asked for: {shown}");
+        assert!(!shown.contains("tick 1, attempt 1"), "only the last was asked for: {shown}");
         refused("show", &config, &["sync", "z"], &["there is no chain sync z", "roundelay list --kind sync"]).await;
         stop(worker).await;
     }

@@ -27,19 +27,20 @@ pub fn envelope(data: &[u8]) {
     assert_eq!(again.message_id(), envelope.message_id());
 }
 
-/// The text of a configuration file. Errors are in words, without characters that control a terminal.
+/// The text of a configuration file. An error's message is not empty, and has no control character but the newline.
 pub fn configuration(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match Config::parse(text, "roundelay.toml", []) {
         Ok(config) => {
             let queues = config.broker_queues();
+            // A platform queue has a queue of the broker for each of its lanes.
             assert!(queues.len() >= config.queues.len());
-            drop(config.topology());
+            let _ = config.topology();
         }
         Err(error) => {
             let words = error.to_string();
-            let steers = |c: char| c.is_control() && c != '\n';
-            assert!(!words.is_empty() && !words.contains(steers), "{words:?}");
+            let is_unsafe = |c: char| c.is_control() && c != '\n';
+            assert!(!words.is_empty() && !words.contains(is_unsafe), "{words:?}");
         }
     }
 }
@@ -56,8 +57,8 @@ pub fn roster(data: &[u8]) {
         roster = { key = "{{ platform }}/{{ name }}", owner = "{{ owner }}", schedule = "{{ every }}" }
     "#;
     let Some((first, text)) = data.split_first() else { return };
-    let config = Config::parse(CONFIG, "roundelay.toml", []).expect("it is right");
-    let shape = Shape::new(&config, &config.kinds["sync"]).expect("its templates are right");
+    let config = Config::parse(CONFIG, "roundelay.toml", []).expect("the configuration is valid");
+    let shape = Shape::new(&config, &config.kinds["sync"]).expect("the templates are valid");
     let format = if first % 2 == 0 { Format::Csv } else { Format::Ndjson };
     let Ok(rows) = roster::rows(format, text) else { return };
     for row in rows {
@@ -74,10 +75,10 @@ pub fn roster(data: &[u8]) {
     }
 }
 
-/// A schedule as people write it: the first eight bytes are the time at which it begins. Each occurrence is at its
-/// place, and after the one before.
+/// A schedule as people write it: the first eight bytes are the time at which it begins. The schedule can be written and
+/// read again, no occurrence is due before the previous run has ended, and nominal times never go back.
 pub fn schedule(data: &[u8]) {
-    let Some((begin, text)) = data.split_first_chunk() else { return };
+    let Some((begin, text)) = data.split_first_chunk::<8>() else { return };
     let Ok(own) =
         std::str::from_utf8(text).map_err(|_| ()).and_then(|text| OwnSchedule::from_words(text).map_err(|_| ()))
     else {
@@ -105,12 +106,14 @@ pub fn schedule(data: &[u8]) {
     }
 }
 
-/// What a handler answers: two bytes for the status, a line for `Retry-After`, and the body.
+/// What a handler answers: two bytes for the status, a line for `Retry-After`, and the body. A snooze waits for longer
+/// than nothing, and no wait is longer than [`MAX_WAIT`].
 pub fn reply(data: &[u8]) {
-    let Some((status, rest)) = data.split_first_chunk() else { return };
+    let Some((status, rest)) = data.split_first_chunk::<2>() else { return };
     let Ok(status) = StatusCode::from_u16(100 + u16::from_le_bytes(*status) % 900) else { return };
     let (line, body) = rest.split_at(rest.iter().position(|byte| *byte == b'\n').unwrap_or(0));
     let retry_after = std::str::from_utf8(line).ok();
+    // Any time will do.
     let now = Time::from_millis(1_790_000_000_000);
     let outcome = http::outcome_of(&http::Reply { status, retry_after, location: None, body }, now);
     let wait = match &outcome {
@@ -122,6 +125,7 @@ pub fn reply(data: &[u8]) {
         _ => None,
     };
     assert!(wait.is_none_or(|wait| wait <= MAX_WAIT), "{outcome:?}");
+    // Neither may panic.
     let _ = answer::advice(body);
     let _ = Report::read(body);
 }
@@ -133,6 +137,7 @@ mod tests {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
         let mut inputs: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path()).collect();
         inputs.sort();
+        // An empty folder, or another, must not pass.
         assert!(inputs.len() > 3, "{} has too few inputs", folder.display());
         for input in inputs {
             println!("{}", input.display());

@@ -1,4 +1,4 @@
-//! `roundelay show`
+//! `roundelay show`: one chain, what it does and why, what is next, and how its last runs ended.
 
 use anyhow::{Error, bail};
 use clap::Args;
@@ -15,10 +15,10 @@ use super::progress::waiting;
 use super::screen::{self, Tint, field, tinted};
 use super::steer::ledger;
 
-/// How many occurrences after the next one are shown to people.
+/// How many occurrences after the next one are shown in text.
 const AHEAD: usize = 3;
-/// How many bytes of carry and payload are shown to people.
-const SHOWN: usize = 400;
+/// How many bytes of carry and of payload are shown in text.
+const MAX_BYTES: usize = 400;
 
 /// Shows one chain: what it is doing and why, what is next, how its last runs ended.
 #[derive(Args)]
@@ -30,7 +30,7 @@ pub struct Show {
     /// The key of the entity.
     key: String,
     /// How many of the last attempts to show.
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     last: u32,
     /// Print a JSON object, with nothing cut.
     #[arg(long)]
@@ -51,7 +51,7 @@ impl Show {
         if entity.is_unknown() {
             config.kind(kind).map_err(Error::msg)?;
             bail!(
-                "there is no chain {kind} {key}, and no one-off job of it that runs and has reported; `roundelay list --kind {kind}` shows which there are"
+                "there is no chain {kind} {key}, no failure of it, and no one-off job of it that has reported and runs; `roundelay list --kind {kind}` lists the chains"
             );
         }
         if self.json {
@@ -61,7 +61,7 @@ impl Show {
         if let Some(chain) = &entity.chain {
             print(chain, now);
         }
-        // A manual run that has ended is not shown if there is a rotation.
+        // The attempts of a manual run that has ended are listed with those of the chain.
         if let Some(single) = entity.single.iter().find(|one| entity.chain.is_none() || one.state != "retired") {
             out!("its manual run:");
             print(single, now);
@@ -92,18 +92,18 @@ fn print(chain: &ChainReport, now: Time) {
         field("schedule", schedule);
     }
     if *state != "retired" {
-        let tick = format!("tick {}, attempt {}, due at {}", chain.tick, chain.attempt, when(*due, now));
-        let nominal = if nominal == due { String::new() } else { format!(", nominally at {nominal}") };
-        field("next", &format!("{tick}{nominal}"));
+        let tick = format!("{}, attempt {}, due at {}", chain.tick, chain.attempt, when(*due, now));
+        let nominal = if nominal == due { String::new() } else { format!(", scheduled for {nominal}") };
+        field("tick", &format!("{tick}{nominal}"));
         let next: Vec<String> = chain.next.iter().take(AHEAD).map(At::to_string).collect();
         if !next.is_empty() {
-            field("then about", &next.join(", "));
+            field("next about", &next.join(", "));
         }
     }
     match chain.depth {
         0 => {}
-        1 => field("discovered", "a run led to it"),
-        runs => field("discovered", &format!("{runs} runs, one after the other, led to it")),
+        1 => field("discovered", "by a run"),
+        runs => field("discovered", &format!("by a run, at depth {runs}")),
     }
     for (name, time) in [("last start", chain.last_start), ("last end", chain.last_finish)] {
         field(name, &time.map_or_else(|| "never".into(), |time| when(time, now)));
@@ -112,13 +112,13 @@ fn print(chain: &ChainReport, now: Time) {
         field("batch", &format!("{} of {} jobs have ended", batch.total - batch.open, batch.total));
     }
     if let Some(carry) = &chain.carry {
-        field("handed on", &cut(&carry.to_string()));
+        field("carry", &cut(&carry.to_string()));
     }
     if chain.payload != Value::Null {
         field("payload", &cut(&chain.payload.to_string()));
     }
     for (n, attempt) in chain.attempts.iter().enumerate() {
-        field(if n == 0 { "attempts" } else { "" }, &in_words(attempt));
+        field(if n == 0 { "attempts" } else { "" }, &describe(attempt));
     }
 }
 
@@ -133,13 +133,13 @@ fn when(at: At, now: Time) -> String {
 }
 
 fn cut(text: &str) -> String {
-    if text.len() <= SHOWN {
+    if text.len() <= MAX_BYTES {
         return text.into();
     }
-    format!("{}… ({} bytes; --json shows all)", &text[..text.floor_char_boundary(SHOWN)], text.len())
+    format!("{}… ({} bytes; --json shows all)", &text[..text.floor_char_boundary(MAX_BYTES)], text.len())
 }
 
-fn in_words(attempt: &AttemptReport) -> String {
+fn describe(attempt: &AttemptReport) -> String {
     let AttemptReport { tick, attempt: nth, worker, due, started, finished, verdict, reason, .. } = attempt;
     let verdict = verdict.as_deref().unwrap_or("has not ended");
     let took =
@@ -148,14 +148,14 @@ fn in_words(attempt: &AttemptReport) -> String {
     let late = if late.as_secs() > 0 { format!(", {} late", rough(late)) } else { String::new() };
     let reason = reason.as_deref().map_or(String::new(), |reason| format!(": {reason}"));
     let mut left_out = String::new();
-    for (count, why) in [(attempt.overlapped, "the run took so long"), (attempt.misfired, "nothing could start")] {
+    for (count, why) in [(attempt.overlapped, "the run took too long"), (attempt.misfired, "nothing could start")] {
         if count > 0 {
-            left_out.push_str(&format!("; {count} left out because {why}"));
+            left_out.push_str(&format!("; {count} occurrences left out: {why}"));
         }
     }
     let progress = attempt.progress.as_ref().map_or(String::new(), |progress| format!(", at {progress}"));
-    let tick = if attempt.manual { format!("manual {tick}") } else { format!("tick {tick}") };
-    format!("{started} {tick}.{nth} {verdict}{took}{progress}{late} on {worker}{reason}{left_out}")
+    let tick = if attempt.manual { format!("manual run {tick}") } else { format!("tick {tick}") };
+    format!("{started} {tick}, attempt {nth}: {verdict}{took}{progress}{late} on {worker}{reason}{left_out}")
 }
 
 fn print_failures(failures: &[FailureReport]) {

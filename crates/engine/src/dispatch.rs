@@ -83,7 +83,7 @@ impl Dispatch {
         decided: impl Into<Decided>,
     ) -> Result<(), PublishError> {
         let hops = self.hop(envelope, queue, decided).await?;
-        self.telemetry.sets_out(hops);
+        self.telemetry.observe_hops(hops);
         Ok(())
     }
 

@@ -189,7 +189,7 @@ async fn a_deleted_queue_is_unroutable_until_it_is_declared_again_and_then_consu
     }
 }
 
-/// RabbitMQ 3.10 forgets consumers whose queue is deleted and at once declared again: it gives them
+/// RabbitMQ 3.10 mostly forgets consumers whose queue is deleted and at once declared again: it gives them
 /// messages, and nothing arrives. They come back when the client has had enough of the silence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_replaced_queue_is_consumed_again_at_once_or_after_a_silence() {
@@ -202,13 +202,18 @@ async fn a_replaced_queue_is_consumed_again_at_once_or_after_a_silence() {
         for body in ["a", "b", "c"] {
             broker.publish(now("work", body)).await.unwrap();
         }
-        let forgotten = stage.profile == Profile::Rabbit310;
-        if forgotten {
+        let mut first = None;
+        if stage.profile == Profile::Rabbit310 {
             ready(&**broker, "work", 1).await;
-            assert!(timeout(Duration::from_millis(500), consumer.next()).await.is_err(), "{name}");
+            first = timeout(Duration::from_millis(500), consumer.next()).await.ok().flatten();
         }
+        // A broker with much else to do may notice the deletion before the queue is there again, and cancel the consumer.
+        let forgotten = stage.profile == Profile::Rabbit310 && first.is_none();
         for (body, again) in [("a", forgotten), ("b", forgotten), ("c", false)] {
-            let delivery = next(&mut consumer).await;
+            let delivery = match first.take() {
+                Some(delivery) => delivery,
+                None => next(&mut consumer).await,
+            };
             assert_eq!((text(&delivery).as_str(), delivery.redelivered), (body, again), "{name}");
             delivery.ack().await;
         }

@@ -10,7 +10,7 @@ use roundelay_engine::monitor::stuck::Waiting;
 /// The broker's answer.
 #[derive(Clone, Debug)]
 pub enum BrokerStatus {
-    /// No answer: the broker is embedded in the worker's process.
+    /// The broker was not asked: the chain is unknown, or the broker is embedded in the process of a worker.
     Embedded,
     /// No answer, for this reason.
     Away(String),

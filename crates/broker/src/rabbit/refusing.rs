@@ -30,9 +30,10 @@ mod tests {
     use std::num::NonZeroU32;
 
     use roundelay_model::secret::Secret;
+    use roundelay_net::tls::BrokerTls;
 
     use super::*;
-    use crate::settings::{BrokerTls, BrokerUrl};
+    use crate::settings::BrokerUrl;
 
     #[tokio::test]
     async fn connecting_says_which_feature_is_missing_and_what_to_do() {
@@ -47,5 +48,6 @@ mod tests {
         let Err(error) = connect(&settings).await else { panic!("connected without RabbitMQ") };
         let error = error.to_string();
         assert!(error.contains("feature `rabbitmq`") && error.contains("`embedded`"), "{error}");
+        assert_eq!(absent(&settings, "it is away").err().map(|error| error.to_string()), Some("it is away".into()));
     }
 }

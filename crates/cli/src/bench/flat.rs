@@ -25,7 +25,7 @@ pub struct Flat {
     /// Its jitter, to either side.
     #[arg(long, value_name = "DURATION", default_value = "15s", value_parser = parse_duration)]
     jitter: Duration,
-    /// How long the chains run before the measurement begins.
+    /// How long the chains run before the measurement begins, after the first five intervals.
     #[arg(long, value_name = "DURATION", default_value = "15m", value_parser = parse_duration)]
     settle: Duration,
     /// How long to measure.
@@ -60,11 +60,11 @@ impl Flat {
         for report in &reports {
             out!(
                 "{:<45} mean {:>8}/s   busiest second {:>7}   peak to mean {:>6}   {} starts per real second",
-                report.begun,
+                report.scenario,
                 report.mean,
                 grouped(report.peak as i64),
                 report.peak_to_mean,
-                grouped(report.virtual_starts_per_s as i64)
+                grouped(report.starts_per_real_s as i64)
             );
         }
         Ok(())

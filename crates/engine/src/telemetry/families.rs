@@ -217,9 +217,17 @@ impl Families {
         to.register("delay_hops", "Rungs that a delay takes, when it is begun", self.hops.clone());
         for (what, name, help) in [
             (Count::Rearmed, "rearms", "Messages sent on to a further rung"),
-            (Count::LeaseLost, "lost_leases", "Leases that somebody else had when they were to be renewed"),
+            (
+                Count::LeaseLost,
+                "lost_leases",
+                "Leases that were renewed too late, and claims that another worker had by then",
+            ),
             (Count::Stale, "stale_messages", "Messages that came for a tick already past"),
-            (Count::Idle, "idle_messages", "Messages for chains that do not tick or are being run"),
+            (
+                Count::Idle,
+                "idle_messages",
+                "Messages that led to no run: the chain is paused, has ended, waits, or runs already",
+            ),
             (Count::Requeued, "requeued_messages", "Messages given back to the broker to come again"),
             (Count::Quarantined, "quarantined_messages", "Messages that could not be used"),
             (Count::SetAside, "set_aside", "Runs that were set aside because workers died over them"),

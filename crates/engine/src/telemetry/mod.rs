@@ -2,10 +2,10 @@
 //!
 //! - `families`: every metric by name, as `docs/metrics.md` documents them.
 //! - `figures`: what is counted for one queue, one kind, one throttle. The engine gets them once,
-//!   at its start, so that a run looks up no label: it adds to atomics and to short histograms.
+//!   at its start, so that a run looks up no label: it adds to atomics and to histograms.
 //! - `fleet`: the workers of the ledger and the queues that they take from.
-//! - `process`: what this process takes of the machine.
-//! - `notices`: what goes into the log of what happens again and again.
+//! - `process`: CPU, memory and open files of this process.
+//! - `notices`: log lines of what happens again and again, summed up.
 //! - `lateness`: quantiles for people, beside the histograms for Prometheus.
 //! - `text`: how it is written for Prometheus.
 
@@ -39,10 +39,10 @@ pub use lateness::{Latenesses, QueueReport};
 pub use notices::Notices;
 use process::Process;
 
-/// Counts since the engine started.
+/// The metrics of one worker, and the log lines that are summed up.
 #[derive(Debug)]
 pub struct Telemetry {
-    /// What goes into the log of what happens again and again.
+    /// Log lines of what happens again and again, summed up.
     pub notices: Arc<Notices>,
     registry: Registry,
     families: Families,
@@ -53,7 +53,7 @@ pub struct Telemetry {
     throttles: Mutex<BTreeMap<String, Arc<ThrottleFigures>>>,
 }
 
-/// What is counted.
+/// What a worker counts in all. Prometheus gets those from [`Count::LeaseLost`] on; the others it gets by kind and queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
     /// Handlers started.
@@ -64,25 +64,26 @@ pub enum Count {
     Retried,
     /// Ticks and jobs that failed for good.
     Failed,
-    /// Attempts put off with none charged.
+    /// Attempts that were postponed without being counted as attempts.
     Snoozed,
     /// Chains that ended.
     Retired,
     /// Ticks that wait for a batch.
     FannedOut,
-    /// Ticks that came too soon after another start, and jobs that are not wanted any more.
+    /// Ticks that came too soon after another start, and jobs that a guard refused or that run elsewhere already.
     Dropped,
     /// Ticks that did not start for another reason of their schedule.
     Skipped,
     /// Runs that were ended because their time was up.
     Cut,
-    /// Runs whose lease another worker took over.
+    /// Runs that ended after another worker had claimed their tick: their end is not recorded.
     Fenced,
-    /// Leases that could not be renewed, because another worker has the chain.
+    /// Times that this worker renewed its lease too late, that another worker took it for dead, or that one of its claims
+    /// was gone: another worker has the tick, or the chain has begun anew.
     LeaseLost,
     /// Messages that came for a tick already past.
     Stale,
-    /// Messages for chains that do not tick, or that are being run.
+    /// Messages that led to no run: the chain is paused, has ended, waits for its batch or manual run, or runs already.
     Idle,
     /// Messages sent on to a further rung.
     Rearmed,
@@ -94,7 +95,7 @@ pub enum Count {
     Resent,
     /// Runs that were set aside because workers died over them.
     SetAside,
-    /// Ticks that the ledger has handed out while the broker was away.
+    /// Ticks that the ledger has handed out: the broker was away, or another worker silent.
     HandedOut,
     /// Publishes that had to be repeated.
     Republished,
@@ -118,22 +119,22 @@ impl Default for Telemetry {
 }
 
 impl Telemetry {
-    /// Counts one.
+    /// Adds 1 to a counter.
     pub fn count(&self, what: Count) {
         self.counts[what as usize].inc();
     }
 
-    /// Counts so many.
+    /// Adds `many` to a counter.
     pub fn add(&self, what: Count, many: u64) {
         self.counts[what as usize].inc_by(many);
     }
 
-    /// How many so far.
+    /// What a counter has come to.
     pub fn get(&self, what: Count) -> u64 {
         self.counts[what as usize].get()
     }
 
-    /// How an attempt was recorded.
+    /// Counts an attempt by its verdict.
     pub fn verdict(&self, verdict: Verdict) {
         self.count(match verdict {
             Verdict::Done => Count::Done,
@@ -160,7 +161,7 @@ impl Telemetry {
         figures
     }
 
-    /// The figures of a kind.
+    /// The figures of a kind, to be kept: each call looks its labels up.
     pub fn kind(&self, name: &str) -> KindFigures {
         KindFigures::new(&self.families, name)
     }
@@ -177,27 +178,27 @@ impl Telemetry {
         SlotCounts::new(&self.families, name)
     }
 
-    /// How throttles are, as the ledger has answered.
+    /// Sets the gauges of throttles.
     pub fn throttled(&self, throttles: &[Throttled]) {
         self.families.throttled(throttles);
     }
 
-    /// A message begins a delay that is planned to take this many hops.
-    pub fn sets_out(&self, hops: u32) {
+    /// Observes a delay that begins, and is planned to take this many hops.
+    pub fn observe_hops(&self, hops: u32) {
         self.families.hops.observe(f64::from(hops));
     }
 
-    /// Who this is.
+    /// Sets the worker's name and start time.
     pub fn introduce(&self, worker: &str, at: Time) {
         self.families.introduce(worker, at);
     }
 
-    /// What the ledger has answered, at this time of its own and after so long.
+    /// Sets the gauges of chains. `at` is the ledger's time, `took` how long the ledger was asked.
     pub fn census(&self, census: &Census, at: (Time, &Calendar), took: Duration) {
         self.families.census(census, at, took);
     }
 
-    /// What workers say of themselves in the ledger, and what was ordered of these queues, each with its throttle.
+    /// Sets the gauges of workers and of what was ordered. `queues` are those of the configuration, each with its throttle.
     pub fn fleet(
         &self,
         queues: &BTreeMap<String, Option<String>>,
@@ -208,12 +209,12 @@ impl Telemetry {
         self.fleet.set(queues, workers, orders, now);
     }
 
-    /// Whether the broker and the ledger can be used, and whether this worker is of use.
+    /// Sets whether the broker and the ledger can be used, and whether this worker is ready.
     pub fn up(&self, broker: bool, ledger: bool, ready: bool) {
         self.families.up(broker, ledger, ready);
     }
 
-    /// When the certificates of the connection to the broker end.
+    /// Sets when the certificates of the connection to the broker expire.
     pub fn certificates(&self, certificates: &[Certificate]) {
         self.families.certificates(certificates);
     }
@@ -237,7 +238,7 @@ impl Telemetry {
         all.summary()
     }
 
-    /// Each queue's figures.
+    /// A summary of each queue's figures.
     pub fn by_queue(&self) -> BTreeMap<String, QueueReport> {
         self.queues().iter().map(|(queue, figures)| (queue.clone(), figures.report())).collect()
     }
