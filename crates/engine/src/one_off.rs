@@ -297,7 +297,7 @@ impl Source for JobRun<'_> {
         }
     }
 
-    fn settle(&mut self, outcome: &mut Outcome, at: Time) -> Option<RetryPolicy> {
+    fn adapt(&mut self, outcome: &mut Outcome, at: Time) -> Option<RetryPolicy> {
         let failure = self.failure.take()?;
         self.part_ends = self.core.catalog.settle_part(&failure, self.work.kind, outcome, at);
         // Whether there is another attempt is said in the part's row.

@@ -21,7 +21,7 @@ use async_trait::async_trait;
 use roundelay_broker::Delivery;
 use roundelay_config::{KindSettings, SpawnSettings};
 use roundelay_model::clock::Time;
-use roundelay_model::job::{BadMessage, Envelope, MAX_DEATHS};
+use roundelay_model::job::{BadMessage, Envelope, MAX_DEAD_LETTERED};
 use roundelay_model::outcome::{Course, Decision, Outcome, RetryPolicy, decide};
 use roundelay_model::reason::{Class, Reason};
 
@@ -46,11 +46,11 @@ pub(super) struct Work<'a> {
     pub trace: &'a Run,
 }
 
-/// How a run begins.
+/// Whether the handler is called.
 pub(super) enum Start {
-    /// With its handler, which reports to this desk.
+    /// The handler is called, and reports to this desk.
     Call(Box<Call>, Open),
-    /// Without: what follows is known, since this time.
+    /// It is not: what follows was decided at this time.
     Decided(Time, Box<Decision>),
 }
 
@@ -61,7 +61,8 @@ pub(super) struct Asks<'a> {
     pub bounds: SpawnSettings,
 }
 
-/// Where a run comes from. The methods are called in this order.
+/// Where a run comes from. The methods are called in this order. After a [`Start::Decided`], and when `cut` has decided,
+/// only `asks` and `end` follow.
 #[async_trait]
 pub(super) trait Source: Send + Sync {
     /// The lease without which the run may not go on.
@@ -72,17 +73,17 @@ pub(super) trait Source: Send + Sync {
     /// The handler has ended. `false` when the ledger could not be told, so that nothing may follow.
     async fn handled(&mut self, desk: Open, called: bool) -> bool;
 
-    /// What follows whatever the reason's policy says, if the source has ended the run itself.
+    /// The decision, if the source has ended the run itself (its time box, or `overlap`): then no policy applies.
     fn cut(&self, _outcome: &Outcome, _at: Time) -> Option<Decision> {
         None
     }
 
-    /// Takes the batch that the run asks for.
+    /// Takes the batch out of the outcome, to be written with the end. Without a chain, a batch is a failure.
     fn gather(&mut self, outcome: &mut Outcome, at: Time);
 
-    /// Takes what the outcome means to the source, once the reason's policy has spoken. Answers the retries that count
-    /// then, if not those of the policy.
-    fn settle(&mut self, _outcome: &mut Outcome, _at: Time) -> Option<RetryPolicy> {
+    /// Adapts the outcome to the source, after the reason's policy was applied. Returns the retries that count in place of
+    /// the policy's, if there are others.
+    fn adapt(&mut self, _outcome: &mut Outcome, _at: Time) -> Option<RetryPolicy> {
         None
     }
 
@@ -97,7 +98,7 @@ pub(super) trait Source: Send + Sync {
     async fn end(&mut self, at: Time, decision: Decision, asked: Asked);
 }
 
-/// Processes one delivery of a platform queue, and settles it.
+/// Processes one delivery of a platform queue, and settles it (acknowledges it, or gives it back).
 pub async fn process_delivery(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery) {
     core.observing.life.reached(Point::Delivered).await;
     let settlement = match core.read(&delivery) {
@@ -160,6 +161,8 @@ impl Core {
         let Handled { mut outcome, called } = tokio::select! {
             biased;
             () = lost => {
+                // Another worker that has claimed the attempt meanwhile fences this end off, and nothing is recorded. Else the
+                // attempt comes again at once, without being counted. A handler may have been called.
                 let reason = Reason::new(Class::Fenced, "the lease was lost, so the run was ended");
                 Handled { outcome: Outcome::Snooze { reason, wait: Duration::ZERO }, called: true }
             }
@@ -176,7 +179,7 @@ impl Core {
         policies.judge(&kind.retry, &mut outcome, (&envelope.kind, &envelope.key), at);
         source.gather(&mut outcome, at);
         let (mut outcome, of_policy) = policies.rule(outcome, &kind.retry);
-        let own = source.settle(&mut outcome, at);
+        let own = source.adapt(&mut outcome, at);
         let (retry, ladder) = (own.as_ref().unwrap_or(of_policy), &self.publishing.dispatch.ladder);
         Some((at, decide(source.course(at), retry, attempt, outcome, at, ladder, &self.entropy)))
     }
@@ -186,14 +189,14 @@ impl Core {
         if let Some(why) = &delivery.unreadable {
             return Err(BadMessage::Unreadable(why.to_string()));
         }
-        if delivery.deaths > MAX_DEATHS {
-            return Err(BadMessage::Circles(delivery.deaths));
+        if delivery.deaths > MAX_DEAD_LETTERED {
+            return Err(BadMessage::DeadLetterLoop(delivery.deaths));
         }
         let keys = self.publishing.keys();
         let body = sealing::whole(&keys, &delivery.body).map_err(BadMessage::Sealed)?;
         let envelope = Envelope::decode(&body)?.read_at(&self.ledger.calendar());
         let envelope = Envelope { trace: delivery.trace.clone(), ..envelope };
-        // What is sealed as a whole shows who has written it.
+        // A body that was sealed as a whole has proved its sender; else the sealed fields have to.
         if matches!(body, Cow::Borrowed(_)) {
             sealing::check(&keys, &envelope).map_err(BadMessage::Sealed)?;
         }

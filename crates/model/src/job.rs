@@ -40,7 +40,7 @@ const MAX_WORDS: usize = 300;
 /// How often a message may have been dead-lettered before it is taken for one that goes round in
 /// circles. The longest delay, ten years, takes some 120 hops, but every hop is published anew
 /// and starts with no history.
-pub const MAX_DEATHS: usize = 16;
+pub const MAX_DEAD_LETTERED: usize = 16;
 
 /// One message: either a one-off job, complete in itself, or a *hint* that a chain's tick is due,
 /// whose payload and truth are in the ledger.
@@ -286,7 +286,7 @@ pub enum BadMessage {
     Unreadable(String),
     /// The message has been dead-lettered again and again.
     #[error("dead-lettered {0} times; it goes round in circles")]
-    Circles(usize),
+    DeadLetterLoop(usize),
     /// Too many workers have died over it: see [`crate::deaths`].
     #[error("{0}")]
     Deaths(&'static str),

@@ -1,33 +1,35 @@
 //! RabbitMQ's behaviour, as far as the engine uses it, inside this process.
 //!
-//! It has the same exchanges, queues, times to live, dead-lettering, prefetch, redelivery and
-//! returns, so the same engine runs on it; contract tests hold it against the real thing. Time is
-//! tokio's, so with a paused clock it runs in virtual time, and on a current-thread runtime the same
-//! calls always have the same consequences. Nothing is kept when it is dropped.
+//! The embedded broker has the same exchanges, queues, TTLs, dead-lettering, prefetch, redelivery and returned messages,
+//! so the same engine runs on it; `tests/it/broker_contract` runs the same tests on it and on RabbitMQ. Time is tokio's, so
+//! with a paused clock the broker runs in virtual time, and on a current-thread runtime it is deterministic. Messages are in
+//! memory: they are lost when the broker is dropped.
 //!
-//! - `node`: the lock, and the clock; `state` is what is behind the lock, `queue` one queue of it,
-//!   `rung` the way out of a queue, `settings` what a queue's arguments and `policy` come to.
-//! - `connection`: what belongs to one client, and is lost with it; `consumer` keeps a queue flowing
-//!   to it.
-//! - `fault`: what a test or a simulation does to the broker, and what it sees of it.
+//! - `broker`: the public [`EmbeddedBroker`]. `profile`: which version of RabbitMQ it behaves like.
+//! - `node`: a lock around `state` (exchanges, queues, connections), and the timers. `queue`: one queue.
+//!   `dead_lettering`: where messages go whose TTL or delivery limit is over. `settings`: what a queue's arguments and
+//!   `policy` come to.
+//! - `connection`: what belongs to one client, and is lost with it. `consumer`: delivers a queue's messages to it.
+//! - `control`: what a test or a simulation does to the broker, and what it sees of it. `publish_fault`: the faults of a
+//!   publish.
 
 mod broker;
 mod connection;
 mod consumer;
-mod fault;
-mod faults;
+mod control;
+mod dead_lettering;
 mod node;
 mod policy;
 mod profile;
+mod publish_fault;
 mod queue;
-mod rung;
 mod settings;
 mod state;
 
 pub use broker::EmbeddedBroker;
 pub use connection::EmbeddedConnection;
-pub use faults::{Held, HeldState, PublishFault};
 pub use profile::Profile;
+pub use publish_fault::{Held, HeldState, PublishFault};
 
 #[cfg(test)]
 mod tests;

@@ -11,8 +11,8 @@ use tokio::time::{Instant, sleep_until};
 
 use super::queue::Attached;
 use super::state::State;
-use crate::embedded::faults::PublishFault;
 use crate::embedded::profile::Profile;
+use crate::embedded::publish_fault::PublishFault;
 use crate::{Delivery, Message};
 
 /// Decides what goes wrong with a publish.

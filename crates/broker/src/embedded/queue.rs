@@ -10,8 +10,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::consumer::{Flow, Tag};
+use super::dead_lettering::Dying;
 use super::node::Outbox;
-use super::rung::Dying;
 use super::settings::Settings;
 use crate::{Delivery, Message};
 

@@ -11,7 +11,7 @@
 
 mod gate;
 mod orders_cache;
-mod refill;
+mod serve_waiters;
 pub mod throttled;
 pub mod upstream;
 mod wait_queue;
@@ -293,7 +293,7 @@ impl Throttle {
         let (value, first) = act(&line);
         if first && let Some(this) = self.this.upgrade() {
             // Looked at again under the same lock before the task ends.
-            tokio::spawn(refill::keep_refilling(this, key.to_owned(), line.clone()));
+            tokio::spawn(serve_waiters::keep_serving(this, key.to_owned(), line.clone()));
         }
         (line, value)
     }

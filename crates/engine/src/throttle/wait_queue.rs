@@ -212,7 +212,7 @@ impl WaitQueue {
     }
 
     /// Sends away those for whom the next slot opens too late. Answers whether no waiter is left.
-    pub fn turn_away(&self) -> bool {
+    pub fn drop_hopeless(&self) -> bool {
         let mut inner = self.inner();
         let next = inner.next;
         inner.waiting.retain(|_, waiter| waiter.until.is_none_or(|until| next.is_none_or(|next| next <= until)));

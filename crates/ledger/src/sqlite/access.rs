@@ -1,4 +1,4 @@
-//! The API's tokens, audit and requests, in SQL.
+//! The API's tokens, its audit log, and its requests with an idempotency key, in SQL.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use crate::access::{
 };
 use crate::error::LedgerError;
 
-/// The columns that [`token`] reads, in its order.
-const TOKEN: &str = "id, name, scope, created, expires, last_used";
+/// The columns that [`token_from_row`] reads, in its order.
+const TOKEN_COLUMNS: &str = "id, name, scope, created, expires, last_used";
 
-/// A scope as it is kept. What another version has written and this one does not know allows nothing.
-fn scope(row: &Row<'_>, column: usize) -> Result<Scope> {
+/// A scope as it is kept. A name that this version does not know is [`Scope::None`], which allows nothing.
+fn scope_from_row(row: &Row<'_>, column: usize) -> Result<Scope> {
     Ok(row.get::<_, String>(column)?.parse().unwrap_or(Scope::None))
 }
 
@@ -27,11 +27,11 @@ fn optional_time(row: &Row<'_>, column: usize) -> Result<Option<Time>> {
     Ok(row.get::<_, Option<i64>>(column)?.map(Time::from_millis))
 }
 
-fn token(row: &Row<'_>) -> Result<Token> {
+fn token_from_row(row: &Row<'_>) -> Result<Token> {
     Ok(Token {
         id: row.get(0)?,
         name: row.get(1)?,
-        scope: scope(row, 2)?,
+        scope: scope_from_row(row, 2)?,
         created: time(row, 3)?,
         expires: optional_time(row, 4)?,
         last_used: optional_time(row, 5)?,
@@ -50,23 +50,23 @@ impl Store {
             return Ok(TokenCreated::TooMany);
         }
         let insert = format!(
-            "INSERT INTO tokens (name, hash, scope, created, expires) VALUES (?1, ?2, ?3, ?4, ?5) RETURNING {TOKEN}"
+            "INSERT INTO tokens (name, hash, scope, created, expires) VALUES (?1, ?2, ?3, ?4, ?5) RETURNING {TOKEN_COLUMNS}"
         );
         let expires = new.expires.map(Time::as_millis);
         self.connection
             .prepare_cached(&insert)?
-            .query_row(params![new.name, new.hash, new.scope.name(), now.as_millis(), expires], token)
+            .query_row(params![new.name, new.hash, new.scope.name(), now.as_millis(), expires], token_from_row)
             .map(TokenCreated::Created)
     }
 
     fn token(&self, hash: &Hash) -> Result<Option<Token>> {
-        let select = format!("SELECT {TOKEN} FROM tokens WHERE hash = ?1");
-        self.connection.prepare_cached(&select)?.query_row([hash], token).optional()
+        let select = format!("SELECT {TOKEN_COLUMNS} FROM tokens WHERE hash = ?1");
+        self.connection.prepare_cached(&select)?.query_row([hash], token_from_row).optional()
     }
 
     fn tokens(&self) -> Result<Vec<Token>> {
-        let select = format!("SELECT {TOKEN} FROM tokens ORDER BY name");
-        self.connection.prepare_cached(&select)?.query_map([], token)?.collect()
+        let select = format!("SELECT {TOKEN_COLUMNS} FROM tokens ORDER BY name");
+        self.connection.prepare_cached(&select)?.query_map([], token_from_row)?.collect()
     }
 
     fn revoke_token(&mut self, name: &str) -> Result<bool> {
@@ -100,7 +100,7 @@ impl Store {
         let rows = select.query_map(params![before, limit], |row| {
             let entry = NewAuditEntry {
                 actor: row.get(2)?,
-                scope: scope(row, 3)?,
+                scope: scope_from_row(row, 3)?,
                 action: row.get(4)?,
                 target: row.get(5)?,
                 detail: row.get(6)?,
@@ -122,14 +122,16 @@ impl Store {
             };
             Ok((row.get::<_, Hash>(0)?, time(row, 1)?, time(row, 2)?, answer))
         });
+        // The first arm that fits counts: too old, so a new one begins; another request with the same key; answered already;
+        // still answered by another server. Else a new one begins: there is none, or its lease is over.
         match found.optional()? {
             Some((_, began, ..)) if began <= now - REQUESTS_KEPT => {}
-            Some((theirs, ..)) if theirs != *fingerprint => return Ok(Begun::Other),
+            Some((stored, ..)) if stored != *fingerprint => return Ok(Begun::Other),
             Some((.., Some(answer))) => return Ok(Begun::Answered(answer)),
             Some((_, _, until, None)) if now < until => return Ok(Begun::Running),
             _ => {}
         }
-        // With a new number, the server that held the request before cannot end it any more.
+        // Deleted and inserted, not updated: the number is new, so a late `end_request` of the server before finds no row.
         self.connection.prepare_cached("DELETE FROM requests WHERE actor = ?1 AND key = ?2")?.execute([actor, key])?;
         let insert = "INSERT INTO requests (actor, key, fingerprint, began, lease_until) VALUES (?1, ?2, ?3, ?4, ?5)
                       RETURNING number";
@@ -140,24 +142,28 @@ impl Store {
             .map(Begun::New)
     }
 
-    fn renew_request(&mut self, held: i64, until: Time) -> Result<bool> {
+    fn renew_request(&mut self, number: i64, until: Time) -> Result<bool> {
         let update = "UPDATE requests SET lease_until = ?2 WHERE number = ?1 AND status IS NULL";
-        Ok(self.connection.prepare_cached(update)?.execute([held, until.as_millis()])? > 0)
+        Ok(self.connection.prepare_cached(update)?.execute([number, until.as_millis()])? > 0)
     }
 
-    fn end_request(&mut self, held: i64, answer: Option<&KeptAnswer>) -> Result<()> {
+    fn end_request(&mut self, number: i64, answer: Option<&KeptAnswer>) -> Result<()> {
         let Some(KeptAnswer { status, content_type, body }) = answer else {
-            return self.connection.prepare_cached("DELETE FROM requests WHERE number = ?1")?.execute([held]).map(drop);
+            return self
+                .connection
+                .prepare_cached("DELETE FROM requests WHERE number = ?1")?
+                .execute([number])
+                .map(drop);
         };
         let update = "UPDATE requests SET status = ?2, content_type = ?3, body = ?4 WHERE number = ?1";
-        self.connection.prepare_cached(update)?.execute(params![held, status, content_type, body]).map(drop)
+        self.connection.prepare_cached(update)?.execute(params![number, status, content_type, body]).map(drop)
     }
 
     fn forget_access(&mut self, now: Time, limit: u32) -> Result<usize> {
         let mut forgotten = 0;
         let requests = "DELETE FROM requests WHERE number IN
                             (SELECT number FROM requests WHERE began <= ?1 ORDER BY began LIMIT ?2)";
-        // They are written in the order of their numbers, so only the oldest are looked at.
+        // Entries are written in the order of their numbers, and `at` has no index: only the lowest numbers are looked at.
         let audit = "DELETE FROM audit WHERE number IN (SELECT number FROM audit ORDER BY number LIMIT ?2)
                      AND at <= ?1";
         for (delete, kept) in [(requests, REQUESTS_KEPT), (audit, AUDIT_KEPT)] {
@@ -175,6 +181,7 @@ impl Store {
     }
 }
 
+/// Each verb reads the time when it has its turn, not when it was asked for.
 #[async_trait]
 impl Access for SqliteLedger {
     async fn create_token(&self, token: NewToken) -> Result<TokenCreated, LedgerError> {
@@ -217,19 +224,19 @@ impl Access for SqliteLedger {
         self.writer.write(move |store| store.begin_request(&request, clock.now(), lease)).await
     }
 
-    async fn renew_request(&self, held: i64, lease: Duration) -> Result<bool, LedgerError> {
+    async fn renew_request(&self, number: i64, lease: Duration) -> Result<bool, LedgerError> {
         let clock = self.clock.clone();
-        self.writer.write(move |store| store.renew_request(held, clock.now() + lease)).await
+        self.writer.write(move |store| store.renew_request(number, clock.now() + lease)).await
     }
 
-    async fn end_request(&self, held: i64, answer: Option<KeptAnswer>) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.end_request(held, answer.as_ref())).await
+    async fn end_request(&self, number: i64, answer: Option<KeptAnswer>) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.end_request(number, answer.as_ref())).await
     }
 
     async fn forget_access(&self, limit: u32) -> Result<usize, LedgerError> {
         let clock = self.clock.clone();
         let now = clock.now();
-        // Mostly there is nothing to forget: then nothing is written, and no other verb waits for the lock.
+        // Mostly there is nothing to forget: then nothing is written, and no other write waits for the lock.
         if !self.read(move |store| store.any_access_to_forget(now)).await? {
             return Ok(0);
         }

@@ -6,8 +6,8 @@ use roundelay_model::clock::Entropy;
 use super::state::State;
 use crate::Message;
 use crate::embedded::broker::EmbeddedBroker;
-use crate::embedded::faults::{Held, HeldState, PublishFault};
 use crate::embedded::profile::Profile;
+use crate::embedded::publish_fault::{Held, HeldState, PublishFault};
 
 impl EmbeddedBroker {
     /// Stops the node, as when it crashes: every connection is [cut](super::EmbeddedConnection::cut)

@@ -1,4 +1,4 @@
-//! Serving a line: asking for the slots that those in it need, shortly before they open.
+//! Serving a wait queue: asking for the slots that the jobs in it need, shortly before the slots open.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -12,62 +12,63 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::wait_queue::{Rank, WaitQueue};
 use super::{ON_THE_WAY, Slot, Throttle};
 
-/// Where the lead is this long, a slot is asked for only just before it opens, so that a start of a higher priority
-/// that comes meanwhile gets it. A slow answer then makes the start late, and loses nothing.
+/// Where this part of the slip is at least this long, a slot is asked for only just before it opens, so that a start of a
+/// higher priority that comes meanwhile gets it. A slow answer then makes the start late, and loses nothing.
 const UNHURRIED: Duration = Duration::from_millis(100);
-/// Of workers that wait for the same slot, the one whose first start is due just now asks for it so much later than
-/// one whose first start is overdue for [`OLDEST`]. It is a part of the lead, or far below the slip, so that no slot is lost.
+/// Of workers that wait for the same slot, the one whose first start is due just now asks for it by up to this
+/// much later than one whose first start is overdue for [`OLDEST`]. It is a part of the lead, or far below the slip, so that no slot is lost.
 const HESITATION: Duration = Duration::from_millis(25);
-/// No start is older for the order in which workers ask.
+/// What is overdue for longer counts as overdue for this long.
 const OLDEST: Duration = Duration::from_secs(300);
-/// Wishes in one request.
+/// Starts in one request.
 const MAX_REQUESTS: usize = 1_024;
-/// The shortest time between two requests.
+/// The shortest planned pause before the next request.
 const MIN_PAUSE: Duration = Duration::from_millis(1);
-/// How often it is looked whether this worker can claim again: one that has stood still for longer than its lease begins
-/// another session first. What waits in it is the oldest of all, so it would ask first, and waste every slot until then.
-const UNABLE: Duration = Duration::from_millis(20);
+/// How often a worker without a session looks whether it has one again: a worker that stood still for longer than its lease
+/// begins another session first. Its jobs are the most overdue, so it would get every slot, and could claim nothing.
+const CANNOT_CLAIM: Duration = Duration::from_millis(20);
 /// The first wait after the ledger has not answered.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-/// These waits grow to this, but of all lines one asks sooner, and the others hear when it is answered.
+/// These waits grow to this; of all wait queues one asks sooner, and wakes the others when it is answered (`Comeback`).
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 
 /// Serves a queue as [`serve_waiters`] does, and begins again after a panic: no other task would, and the jobs in the queue
 /// would wait for ever.
-pub(super) async fn keep_refilling(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue>) {
+pub(super) async fn keep_serving(throttle: Arc<Throttle>, key: String, wait_queue: Arc<WaitQueue>) {
     let name = throttle.name.clone();
-    anew_after_panics(&name, || serve_waiters(throttle.clone(), key.clone(), line.clone())).await;
+    again_after_panics(&name, || serve_waiters(throttle.clone(), key.clone(), wait_queue.clone())).await;
 }
 
-/// Does something to its end, however often it panics over it.
-async fn anew_after_panics<F: Future<Output = ()>>(throttle: &str, serve: impl Fn() -> F) {
-    // The line's own lock holds nothing half done that the next round could not use.
+/// Runs `serve` until it returns; after a panic again, [`MAX_PAUSE`] later.
+async fn again_after_panics<F: Future<Output = ()>>(throttle: &str, serve: impl Fn() -> F) {
+    // What the wait queue's lock guards is never half done. Feedback that was taken is lost, as when a worker dies.
     while AssertUnwindSafe(serve()).catch_unwind().await.is_err() {
-        tracing::error!(throttle, "serving a line of the throttle panicked; it goes on in {MAX_PAUSE:?}");
+        tracing::error!(throttle, "serving a wait queue of the throttle panicked; it goes on in {MAX_PAUSE:?}");
         sleep(MAX_PAUSE).await;
     }
 }
 
 /// Serves a queue while a job waits in it, or feedback is to be sent.
-async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue>) {
+async fn serve_waiters(throttle: Arc<Throttle>, key: String, wait_queue: Arc<WaitQueue>) {
     let (mut pause, mut planned) = (FIRST_PAUSE, None);
     loop {
-        line.pass_on();
-        let told = line.words();
-        let able = throttle.settings().scope == ThrottleScope::Worker || throttle.board.is_able();
-        if !able && told.is_empty() {
-            sleep(UNABLE).await;
+        wait_queue.pass_on();
+        let told = wait_queue.words();
+        let can_claim = throttle.settings().scope == ThrottleScope::Worker || throttle.board.is_able();
+        if !can_claim && told.is_empty() {
+            sleep(CANNOT_CLAIM).await;
             continue;
         }
-        let requests = if able { line.requests(MAX_REQUESTS) } else { Vec::new() };
+        let requests = if can_claim { wait_queue.requests(MAX_REQUESTS) } else { Vec::new() };
         let (ranks, requests): (Vec<Rank>, Vec<StartRequest>) = requests.into_iter().unzip();
         if requests.is_empty() && told.is_empty() {
+            // Locked to the end: no job may join between the check and the end of this task.
             let mut lines = throttle.lines();
-            if !line.close_if_empty() {
+            if !wait_queue.close_if_empty() {
                 continue;
             }
-            // A throttle without keys keeps its line; of many keys that would be too much.
-            if !key.is_empty() && !line.is_needed() {
+            // A throttle without keys keeps its wait queue; of many keys that would be too much.
+            if !key.is_empty() && !wait_queue.is_needed() {
                 lines.remove(&key);
             }
             return;
@@ -87,7 +88,7 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue
         let SlotResponse { now, answer, limits, orders } = match throttle.ask(request, settings.scope).await {
             Ok(answer) => answer,
             Err(error) => {
-                line.keep(told);
+                wait_queue.keep(told);
                 planned = None;
                 if throttle.board.notices.begins("requests for slots that the ledger did not answer") {
                     tracing::warn!(throttle = throttle.name, key, %error, "no slots while the ledger does not answer");
@@ -100,16 +101,18 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue
         pause = FIRST_PAUSE;
         throttle.board.comeback.answered();
         let here = Instant::now();
-        // The clock by which slots open, as it shows by now; no less than when it was decided.
+        // What the clock of the slots shows by now: this worker's reading, if it lies between the answer's `now` and that plus
+        // the round trip. Else `now`, and slots open late, never early.
         let took = i64::try_from((here - asked).as_micros()).unwrap_or(i64::MAX / 2);
         let shows = match settings.scope {
             ThrottleScope::Fleet => throttle.ledger.now().as_millis() * 1_000,
             ThrottleScope::Worker => throttle.here(),
         };
         let clock = if shows <= now.saturating_add(took) { shows.max(now) } else { now };
+        // From when the request was planned: a timer that woke up late counts, too.
         let late = here - asked.min(planned.take().unwrap_or(asked));
         throttle.latency().heard(i64::try_from(late.as_micros()).unwrap_or(i64::MAX));
-        line.learn(here, now, &answer);
+        wait_queue.learn(here, now, &answer);
         for (_, done) in told {
             // A waiter that has gone needs no answer.
             let _ = done.send(());
@@ -121,9 +124,9 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue
             let distance = Duration::from_micros(micros.abs_diff(clock));
             if micros >= clock { here + distance } else { here.checked_sub(distance).unwrap_or(here) }
         };
-        for (wish, opens) in answer.slots {
+        for (request, opens) in answer.slots {
             let opens = when(opens);
-            let rank = ranks.get(wish);
+            let rank = ranks.get(request);
             let (cost, besides) = (rank.map_or(1, Rank::cost), rank.is_some_and(Rank::is_of_probe));
             let slot = Slot {
                 opens,
@@ -135,21 +138,21 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, line: Arc<WaitQueue
                 line: None,
             };
             throttle.counts.granted.inc();
-            line.give(rank, slot);
+            wait_queue.give(rank, slot);
         }
-        if line.turn_away() {
+        if wait_queue.drop_hopeless() {
             continue;
         }
         if let Some(again) = answer.again {
             let early = if unhurried { LEAD / 10 } else { LEAD / 2 + ahead };
             let ask = when(again - early)
-                + line.first_due().map_or(HESITATION, |due| hesitation(throttle.ledger.now().since(due)));
+                + wait_queue.first_due().map_or(HESITATION, |due| hesitation(throttle.ledger.now().since(due)));
             let ask = ask.max(here + MIN_PAUSE);
             tokio::select! {
                 biased;
                 // On a busy machine it is later than that, and slots are had as much later.
                 () = sleep_until(ask) => planned = Some(ask),
-                () = line.urged() => {}
+                () = wait_queue.urged() => {}
                 () = throttle.board.changed(&throttle.name, orders) => {}
             }
         }
@@ -171,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wait_queue_with_the_oldest_first_start_asks_first() {
+    fn the_worker_with_the_most_overdue_start_asks_first() {
         // Milliseconds overdue, and the hesitation in microseconds.
         let table = [(0, 25_000), (100, 24_582), (1_000, 21_964), (10_000, 14_495), (60_000, 7_000), (300_000, 0)];
         let table = table.into_iter().chain([(900_000, 0)]);
@@ -183,10 +186,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn wait_queue_is_served_on_after_a_panic() {
+    async fn a_wait_queue_is_served_on_after_a_panic() {
         let times = AtomicU32::new(0);
         let serve = async || assert!(times.fetch_add(1, Ordering::Relaxed) >= 2, "by chance");
-        anew_after_panics("ios", serve).await;
+        again_after_panics("ios", serve).await;
         assert_eq!(times.into_inner(), 3);
     }
 }
