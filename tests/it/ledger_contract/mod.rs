@@ -3,6 +3,7 @@
 mod access;
 mod batches;
 mod deaths;
+mod differential;
 mod discovered;
 mod failed;
 mod fleet;

@@ -245,7 +245,11 @@ impl PostgresLedger {
 
 impl Reader {
     pub(super) async fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
-        let sql = concat!("SELECT ", failure_columns!(), " FROM failures f ORDER BY f.last_at DESC LIMIT $1");
+        let sql = concat!(
+            "SELECT ",
+            failure_columns!(),
+            " FROM failures f ORDER BY f.last_at DESC, f.kind, f.key, f.item LIMIT $1"
+        );
         self.rows(sql, &[&i64::from(limit)], failure).await
     }
 
@@ -253,7 +257,7 @@ impl Reader {
         let sql = concat!(
             "SELECT ",
             failure_columns!(),
-            " FROM failures f WHERE f.kind = $1 AND f.key = $2 ORDER BY f.last_at DESC"
+            " FROM failures f WHERE f.kind = $1 AND f.key = $2 ORDER BY f.last_at DESC, f.item"
         );
         self.rows(sql, &[&kind, &key], failure).await
     }

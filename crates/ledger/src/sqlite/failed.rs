@@ -197,14 +197,16 @@ impl Store {
     }
 
     pub fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
-        let sql = format!("SELECT {FAILURE} FROM failures f ORDER BY f.last_at DESC LIMIT ?1");
+        let sql = format!("SELECT {FAILURE} FROM failures f ORDER BY f.last_at DESC, f.kind, f.key, f.item LIMIT ?1");
         let mut select = self.connection.prepare_cached(&sql)?;
         let rows = select.query_map([limit], failure)?;
         rows.collect()
     }
 
     pub fn failures_of(&self, kind: &str, key: &str) -> Result<Vec<Failure>> {
-        let sql = format!("SELECT {FAILURE} FROM failures f WHERE f.kind = ?1 AND f.key = ?2 ORDER BY f.last_at DESC");
+        let sql = format!(
+            "SELECT {FAILURE} FROM failures f WHERE f.kind = ?1 AND f.key = ?2 ORDER BY f.last_at DESC, f.item"
+        );
         let mut select = self.connection.prepare_cached(&sql)?;
         let rows = select.query_map([kind, key], failure)?;
         rows.collect()

@@ -1,0 +1,669 @@
+//! The same verbs, one after the other, on SQLite and on PostgreSQL: every answer is the same, and so is all that can be
+//! seen afterwards. Answers are lost (a verb is asked again), PostgreSQL's connections are cut, and time passes.
+//!
+//! `ROUNDELAY_CASES` says how many sequences are tried, `ROUNDELAY_SEED` with which the first begins.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
+use roundelay::clock::{Clock, Entropy, Time};
+use roundelay::failure::{FailedItem, ItemEnd};
+use roundelay::guard::{Guard, IfRunning, Manual};
+use roundelay::ids::{Epoch, Fence, TickNo};
+use roundelay::ledger::postgres::PostgresLedger;
+use roundelay::ledger::sqlite::SqliteLedger;
+use roundelay::ledger::{
+    ChainFilter, ChainOrder, Claim, ClaimId, ClaimRequest, FailureFilter, Finish, FinishRequest, Hint, Kinds, Ledger,
+    LedgerError, LedgerUrl, ListFilter, LookAgain, Member, Move, NewChain, Plan, PlannedItem, Sent, SpawnedJob,
+};
+use roundelay::outcome::{Next, Verdict};
+use roundelay::secret::Secret;
+
+use super::{LEASE, end};
+use crate::harness::{SLACK, Schema, chain};
+
+/// Of all times between two verbs, that is how far they lie apart at least: both ledgers take real time for a sequence,
+/// and not the same, so times count by this grid.
+const GRID: Duration = Duration::from_secs(20);
+const KEYS: [&str; 3] = ["a", "b", "c"];
+
+/// A verb; most are about one chain, or one of its runs.
+#[derive(Clone, Copy, Debug)]
+enum Verb {
+    Enroll {
+        once: bool,
+        revive: bool,
+        only_new: bool,
+        other: bool,
+        manual: u8,
+    },
+    Claim {
+        takeover: bool,
+        cooldown: bool,
+    },
+    Finish {
+        next: u8,
+        stale: bool,
+        asks: u8,
+    },
+    Mark {
+        stale: bool,
+    },
+    EnrolledSent {
+        stale: bool,
+    },
+    GiveUp {
+        stale: bool,
+    },
+    /// The worker's session ends, and another begins.
+    Over,
+    Order {
+        order: ChainOrder,
+        which: u8,
+    },
+    Advance,
+    AdvanceAll,
+    Reschedule,
+    Depart,
+    LookAgain,
+    SetSchedule {
+        known: bool,
+    },
+    /// A message that is ahead of the ledger.
+    Ahead,
+    EndLeft,
+    Job(JobVerb),
+    Failure(FailureVerb),
+    /// The last claim, end or enrolment is asked for once more: its answer was lost.
+    Again,
+    /// PostgreSQL's connections are cut while it carries out the next verb.
+    Cut,
+    /// Both ledgers are opened anew after so many steps of the grid.
+    Pass {
+        steps: u8,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+enum JobVerb {
+    Keep,
+    Accept,
+    Take,
+    Forget,
+    Quarantine,
+    Reserve,
+    Release,
+    TakeInHand,
+    OutOfHand,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum FailureVerb {
+    Record { permanent: bool, whole: bool, coded: bool },
+    Retry,
+    Drop,
+    Wait,
+    Feed,
+    GiveUp,
+    Hold,
+    PutOff,
+    End { worked: bool },
+}
+
+fn job_verbs() -> impl Strategy<Value = Verb> {
+    use JobVerb::{Accept, Forget, Keep, OutOfHand, Quarantine, Release, Reserve, Take, TakeInHand};
+    let all = vec![Keep, Accept, Take, Forget, Quarantine, Reserve, Release, TakeInHand, OutOfHand];
+    prop::sample::select(all).prop_map(Verb::Job)
+}
+
+fn failure_verbs() -> impl Strategy<Value = Verb> {
+    use FailureVerb::{Drop, End, Feed, GiveUp, Hold, PutOff, Record, Retry, Wait};
+    let other = vec![Retry, Drop, Wait, Feed, GiveUp, Hold, PutOff, End { worked: true }, End { worked: false }];
+    let record = any::<(bool, bool, bool)>();
+    let record = record.prop_map(|(permanent, whole, coded)| Record { permanent, whole, coded });
+    prop_oneof![record, prop::sample::select(other)].prop_map(Verb::Failure)
+}
+
+fn verbs() -> impl Strategy<Value = Verb> {
+    let orders =
+        [ChainOrder::Pause, ChainOrder::Resume, ChainOrder::Retire, ChainOrder::Recover, ChainOrder::RecoverAll];
+    let order = (prop::sample::select(orders.to_vec()), 0..4_u8);
+    let enroll = any::<(bool, bool, bool, bool, u8)>();
+    let mostly_not = || prop::bool::weighted(0.15);
+    prop_oneof![
+        4 => enroll.prop_map(|(once, revive, only_new, other, manual)| Verb::Enroll { once, revive, only_new, other, manual }),
+        9 => (mostly_not(), mostly_not()).prop_map(|(takeover, cooldown)| Verb::Claim { takeover, cooldown }),
+        9 => (0..8_u8, mostly_not(), any::<u8>()).prop_map(|(next, stale, asks)| Verb::Finish { next, stale, asks }),
+        4 => mostly_not().prop_map(|stale| Verb::Mark { stale }),
+        1 => mostly_not().prop_map(|stale| Verb::EnrolledSent { stale }),
+        2 => any::<bool>().prop_map(|stale| Verb::GiveUp { stale }),
+        2 => Just(Verb::Over),
+        3 => order.prop_map(|(order, which)| Verb::Order { order, which }),
+        1 => Just(Verb::Advance),
+        1 => Just(Verb::AdvanceAll),
+        1 => Just(Verb::Reschedule),
+        1 => Just(Verb::Depart),
+        1 => Just(Verb::LookAgain),
+        1 => any::<bool>().prop_map(|known| Verb::SetSchedule { known }),
+        1 => Just(Verb::Ahead),
+        1 => Just(Verb::EndLeft),
+        4 => job_verbs(),
+        4 => failure_verbs(),
+        4 => Just(Verb::Again),
+        1 => Just(Verb::Cut),
+        3 => (1..6_u8).prop_map(|steps| Verb::Pass { steps }),
+    ]
+}
+
+/// What has been asked for last, to be asked again.
+#[derive(Clone)]
+enum Asked {
+    Enroll(Vec<NewChain>),
+    Claim(ClaimRequest),
+    Finish(FinishRequest),
+}
+
+/// One of the two ledgers, with what its runs have seen so far.
+struct Side {
+    ledger: Arc<dyn Ledger>,
+    /// The ledger's time when the sequence began.
+    begin: Time,
+    session: i64,
+    hints: Vec<Hint>,
+    /// Claims that were granted, and whether a batch had been waited for.
+    granted: Vec<(Hint, Fence, bool)>,
+    sent: Vec<Sent>,
+    asked: Option<Asked>,
+    /// Epochs and fences that the ledger has given, by the order in which they were seen.
+    numbers: HashMap<(char, String), usize>,
+}
+
+impl Side {
+    async fn new(ledger: Arc<dyn Ledger>) -> Self {
+        let begin = ledger.now();
+        let session = ledger.begin_session("w".into(), LEASE).await.unwrap();
+        let (hints, granted, sent, numbers) = (Vec::new(), Vec::new(), Vec::new(), HashMap::new());
+        Self { ledger, begin, session, hints, granted, sent, asked: None, numbers }
+    }
+
+    /// A text with numbers that the ledger has given replaced by their order, and times by their distance from the
+    /// beginning in steps of the grid.
+    fn told(&mut self, text: &str) -> String {
+        let mut told = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(at) = rest.find(|c: char| c.is_ascii_digit()) {
+            let (before, digits) = rest.split_at(at);
+            let length = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+            let (number, after) = digits.split_at(length);
+            told.push_str(before);
+            match length {
+                13 => {
+                    let passed = number.parse::<i64>().unwrap() - self.begin.as_millis();
+                    let grid = i64::try_from(GRID.as_millis()).unwrap();
+                    write!(told, "T{:+}", (passed + grid / 4).div_euclid(grid)).unwrap();
+                }
+                14.. => match told.trim_end_matches(": ").rsplit(|c: char| !c.is_alphabetic()).next() {
+                    Some(what @ ("epoch" | "parent" | "fence")) => {
+                        let sort = if what == "fence" { 'f' } else { 'e' };
+                        let next = self.numbers.len();
+                        let known = self.numbers.entry((sort, number.to_owned())).or_insert(next);
+                        write!(told, "{sort}#{known}").unwrap();
+                    }
+                    _ => told.push('#'),
+                },
+                _ => told.push_str(number),
+            }
+            rest = after;
+        }
+        told.push_str(rest);
+        told
+    }
+
+    async fn messages(&self) -> Vec<Hint> {
+        let queues = vec!["work".into(), "other".into()];
+        let mut messages = self.ledger.messages(queues, kinds(), Epoch::NONE, 100).await.unwrap();
+        // Which of several chains gets its new epoch first is open.
+        messages.sort_by_key(place);
+        messages
+    }
+
+    fn granted(&self, stale: bool) -> Option<&(Hint, Fence, bool)> {
+        self.granted.len().checked_sub(if stale { 2 } else { 1 }).map(|n| &self.granted[n])
+    }
+
+    fn sent(&self, stale: bool) -> Option<Sent> {
+        self.sent.len().checked_sub(if stale { 2 } else { 1 }).map(|n| self.sent[n])
+    }
+
+    fn request(&self, hint: Hint) -> ClaimRequest {
+        ClaimRequest {
+            hint,
+            worker: "w".into(),
+            session: self.session,
+            again: false,
+            takeover: false,
+            guard: Guard::default(),
+            recurs: true,
+            prepared: 9,
+        }
+    }
+
+    /// Carries out what may be asked for again.
+    async fn ask(&mut self, asked: Asked) -> Result<String, LedgerError> {
+        self.asked = Some(asked.clone());
+        match asked {
+            Asked::Enroll(chains) => Ok(format!("{:?}", self.ledger.enroll(chains).await?)),
+            Asked::Claim(request) => {
+                let claim = self.ledger.claim(request.clone()).await?;
+                if let Claim::Granted(grant) = &claim {
+                    self.granted.push((request.hint.clone(), grant.fence, grant.batch.is_some()));
+                }
+                Ok(format!("{claim:?}"))
+            }
+            Asked::Finish(request) => {
+                let finish = self.ledger.finish(request).await?;
+                if let Finish::Applied(messages) = &finish {
+                    self.sent.extend(messages.iter().map(Hint::sent));
+                }
+                Ok(format!("{finish:?}"))
+            }
+        }
+    }
+
+    /// Carries out a verb; answers all that it says.
+    async fn act(&mut self, verb: Verb, key: &str) -> Result<String, LedgerError> {
+        let ledger = self.ledger.clone();
+        let now = self.now();
+        let key_of = || key.to_owned();
+        let one = || ChainFilter { kind: Some("sync".into()), key: Some(key.into()), ..ChainFilter::default() };
+        let none = || Ok(String::new());
+        match verb {
+            Verb::Enroll { once, revive, only_new, other, manual } => {
+                let new = NewChain {
+                    once,
+                    revive,
+                    only_new,
+                    queue: if other { "other" } else { "work" }.into(),
+                    owner: Some(if other { "bob" } else { "ann" }.into()),
+                    schedule: other.then(|| "every 5m".into()),
+                    priority: other.then_some(3),
+                    manual: Manual {
+                        if_running: [IfRunning::Refuse, IfRunning::After, IfRunning::Beside][usize::from(manual % 3)],
+                        force: manual % 2 == 0,
+                    },
+                    ..chain(key, now)
+                };
+                // Sometimes twice in one call, the second time with another payload.
+                let again = NewChain { payload: "{\"n\":2}".into(), ..new.clone() };
+                self.ask(Asked::Enroll(if manual % 4 == 0 { vec![new, again] } else { vec![new] })).await
+            }
+            Verb::Claim { takeover, cooldown } => {
+                let messages = self.messages().await;
+                let hint = messages.into_iter().rfind(|hint| hint.key == key || !hint.parent.is_none());
+                let Some(hint) = hint.or_else(|| self.hints.last().cloned()) else { return none() };
+                self.hints.push(hint.clone());
+                let guard = Guard { cooldown: if cooldown { GRID * 2 } else { Duration::ZERO }, ..Guard::default() };
+                let request = ClaimRequest { takeover, guard, ..self.request(hint) };
+                self.ask(Asked::Claim(request)).await
+            }
+            Verb::Finish { next, stale, asks } => {
+                let Some((hint, fence, from_batch)) = self.granted(stale).cloned() else { return none() };
+                self.ask(Asked::Finish(finish(&hint, fence, from_batch, now, next, asks))).await
+            }
+            Verb::Mark { stale } => {
+                let Some(sent) = self.sent(stale) else { return none() };
+                ledger.mark_sent(sent);
+                ledger.flush().await.map(|()| String::new())
+            }
+            Verb::EnrolledSent { stale } => {
+                let Some(sent) = self.sent(stale) else { return none() };
+                ledger.enrolled_sent(vec![sent], SLACK).await.map(|()| String::new())
+            }
+            Verb::GiveUp { stale } => {
+                let Some((hint, fence, _)) = self.granted(stale) else { return none() };
+                let claim = vec![ClaimId { epoch: hint.epoch, fence: *fence }];
+                let held = ledger.hold(claim.clone()).await?;
+                ledger.give_up(self.session, claim.clone()).await?;
+                Ok(format!("{held:?} {:?}", ledger.hold(claim).await?))
+            }
+            Verb::Over => {
+                ledger.end_session(self.session).await?;
+                self.session = ledger.begin_session("w".into(), LEASE).await?;
+                none()
+            }
+            Verb::Order { order, which } => {
+                let which = match which {
+                    0 => ChainFilter { owner: Some("ann".into()), ..ChainFilter::default() },
+                    1 => ChainFilter { queue: Some("work".into()), ..ChainFilter::default() },
+                    _ => one(),
+                };
+                let matching = ledger.matching(which.clone(), order).await?;
+                Ok(format!("{matching} {}", ledger.order_chains(which, order).await?))
+            }
+            Verb::Advance => Ok(format!("{:?}", ledger.advance("sync".into(), key_of(), SLACK).await?)),
+            Verb::AdvanceAll => Ok(format!("{:?}", ledger.advance_all(one(), 2, SLACK).await?)),
+            Verb::Reschedule => {
+                let to = now + GRID * 3;
+                let chains = ledger.chains("sync".into(), key_of()).await?;
+                let moves = chains.iter().map(|chain| Move {
+                    epoch: chain.hint.epoch,
+                    tick: chain.hint.tick,
+                    from: chain.hint.due,
+                    nominal: to,
+                    due: to,
+                    watch_at: to + SLACK,
+                });
+                Ok(format!("{:?}", ledger.reschedule(moves.collect()).await?))
+            }
+            Verb::Depart => {
+                let chains = ledger.chains("sync".into(), key_of()).await?;
+                let gone = ledger.depart(chains.iter().map(|chain| chain.hint.epoch).collect()).await?;
+                Ok(format!("{gone} {:?}", ledger.departed("sync".into(), vec![key_of()]).await?))
+            }
+            Verb::LookAgain => {
+                let chains = ledger.chains("sync".into(), key_of()).await?;
+                let looks = chains.iter().map(|chain| LookAgain {
+                    epoch: chain.hint.epoch,
+                    from: chain.watch_at,
+                    to: now + SLACK,
+                    looks: chain.looks + 1,
+                    expected: Some(now),
+                });
+                Ok(format!("{:?}", ledger.look_again(looks.collect()).await?))
+            }
+            Verb::SetSchedule { known } => {
+                let schedule = known.then(|| "every 5m".to_owned());
+                Ok(format!("{:?}", ledger.set_schedule("sync".into(), key_of(), schedule).await?))
+            }
+            Verb::Ahead => {
+                let Some(hint) = self.hints.last() else { return none() };
+                let hint = Hint { tick: TickNo(hint.tick.get() + 1_000), ..hint.clone() };
+                Ok(format!("{:?}", ledger.claim(self.request(hint)).await?))
+            }
+            Verb::EndLeft => ledger.end_left(10).await.map(|()| String::new()),
+            Verb::Job(verb) => self.job(verb, key, now).await,
+            Verb::Failure(verb) => self.failure(verb, key, now).await,
+            Verb::Again => match self.asked.clone() {
+                None => none(),
+                Some(Asked::Claim(request)) => {
+                    let again = ClaimRequest { again: true, session: self.session, ..request };
+                    self.ask(Asked::Claim(again)).await
+                }
+                Some(asked) => self.ask(asked).await,
+            },
+            Verb::Cut | Verb::Pass { .. } => none(),
+        }
+    }
+
+    async fn job(&mut self, verb: JobVerb, key: &str, now: Time) -> Result<String, LedgerError> {
+        let (ledger, id) = (&self.ledger, format!("job-{key}"));
+        let (kind, key, body) = (|| String::from("sync"), || key.to_owned(), b"{}".to_vec());
+        match verb {
+            JobVerb::Keep => ledger.keep_job(id, body).await.map(|()| String::new()),
+            JobVerb::Accept => {
+                let spawned = vec![SpawnedJob { id, body }];
+                let begun = NewChain { depth: 1, ..chain("found", now) };
+                let failed = vec![FailedItem::new("part", "HTTP 500")];
+                Ok(format!("{:?}", ledger.accept(kind(), key(), spawned, vec![begun], failed).await?))
+            }
+            JobVerb::Take => {
+                let taken = ledger.take_jobs(0, now + GRID, 1).await?;
+                Ok(format!("{:?}", taken.iter().map(|job| &job.body).collect::<Vec<_>>()))
+            }
+            JobVerb::Forget => ledger.forget_jobs(vec![id]).await.map(|()| String::new()),
+            JobVerb::Quarantine => {
+                ledger.quarantine("work".into(), "bad".into(), body, Some(id), now).await.map(|()| String::new())
+            }
+            JobVerb::Reserve => Ok(ledger.reserve(kind(), "one".into(), id, GRID * 3).await?),
+            JobVerb::Release => ledger.release(kind(), "one".into(), id).await.map(|()| String::new()),
+            JobVerb::TakeInHand => {
+                ledger.take_in_hand(id.clone(), self.session).await?;
+                Ok(format!("{:?}", ledger.hands(id, 1).await?))
+            }
+            JobVerb::OutOfHand => {
+                ledger.out_of_hand(id.clone()).await?;
+                Ok(format!("{:?}", ledger.hands(id, 1).await?))
+            }
+        }
+    }
+
+    async fn failure(&mut self, verb: FailureVerb, key: &str, now: Time) -> Result<String, LedgerError> {
+        let ledger = &self.ledger;
+        let (kind, key, id) = (|| String::from("sync"), || key.to_owned(), format!("item-{key}"));
+        let which = || FailureFilter { kind: Some(kind()), key: Some(key()), ..FailureFilter::default() };
+        let plan = async |plan: Plan| {
+            let failures = ledger.failures_of(kind(), key()).await?;
+            let planned = failures.into_iter().filter_map(|failure| {
+                let seen = failure.next_retry_at?;
+                Some(PlannedItem { kind: kind(), key: key(), item: failure.item, seen, plan: plan.clone() })
+            });
+            Ok(format!("{:?}", ledger.plan_items(planned.collect()).await?))
+        };
+        match verb {
+            FailureVerb::Record { permanent, whole, coded } => {
+                let item = FailedItem {
+                    permanent,
+                    code: coded.then(|| "rate_limited".into()),
+                    next_retry_at: (!permanent && !whole).then_some(now + GRID),
+                    ..FailedItem::new(if whole { "" } else { "us" }, "HTTP 404")
+                };
+                ledger.record_failure(kind(), key(), item, now).await.map(|()| String::new())
+            }
+            FailureVerb::Retry => Ok(format!("{:?}", ledger.retry_failed(which()).await?)),
+            FailureVerb::Drop => Ok(format!("{:?}", ledger.drop_failed(which()).await?)),
+            FailureVerb::Wait => plan(Plan::Wait(now + GRID * 2)).await,
+            FailureVerb::GiveUp => plan(Plan::GiveUp).await,
+            FailureVerb::Feed => {
+                let job = SpawnedJob { id, body: b"{}".to_vec() };
+                plan(Plan::Feed { job, until: now + GRID * 2 }).await
+            }
+            FailureVerb::Hold => Ok(format!("{:?}", ledger.hold_item(id, GRID).await?)),
+            FailureVerb::PutOff => ledger.put_off_item(id, now + GRID * 2).await.map(|()| String::new()),
+            FailureVerb::End { worked } => {
+                let end = match worked {
+                    true => ItemEnd::Worked,
+                    false => {
+                        ItemEnd::Failed(FailedItem { next_retry_at: Some(now + GRID), ..FailedItem::new("us", "no") })
+                    }
+                };
+                ledger.end_item(id, end, now).await.map(|()| String::new())
+            }
+        }
+    }
+
+    /// The time on the grid: both ledgers give the same numbers of steps, however long they take.
+    fn now(&self) -> Time {
+        let (passed, grid) = (self.ledger.now().since(self.begin).as_millis(), GRID.as_millis());
+        self.begin + Duration::from_millis(u64::try_from(passed / grid * grid).unwrap())
+    }
+
+    /// All that can be seen.
+    async fn state(&mut self) -> Result<String, LedgerError> {
+        let ledger = self.ledger.clone();
+        let later = self.now() + Duration::from_secs(1_000);
+        let mut chains = Vec::new();
+        for (kind, key) in
+            KEYS.iter().map(|key| ("sync", *key)).chain([("sync", "found"), ("part", "1"), ("part", "2")])
+        {
+            chains.push(ledger.chains(kind.into(), key.into()).await?);
+        }
+        let messages = self.messages().await;
+        // The order of those that are late alike is open.
+        let mut overdue = ledger.overdue("work".into(), kinds(), later, None, 100).await?;
+        overdue.sort_by_key(|overdue| place(&overdue.hint));
+        let mut late = ledger.late(later, 100).await?;
+        late.sort_by_key(|late| place(&late.hint));
+        let list = ledger.list(ListFilter::default(), None, 100).await?;
+        let owners = ledger.owners(String::new(), 100).await?;
+        let census = ledger.census(SLACK).await?;
+        let attempts = ledger.attempts(Fence::NONE, 1_000).await?;
+        let jobs: Vec<_> = ledger.kept_jobs(0, 100).await?.into_iter().map(|job| (job.body, job.kept_at)).collect();
+        let failures = ledger.failures(100).await?;
+        let due = ledger.due_items("sync".into(), 100).await?.into_iter().map(|due| due.failure).collect::<Vec<_>>();
+        let text = format!(
+            "{chains:#?} {messages:#?} {overdue:#?} {late:#?} {list:#?} {owners:#?} {census:#?} {attempts:#?} {jobs:?} \
+             {failures:#?} {due:?}"
+        );
+        Ok(self.told(&text))
+    }
+}
+
+/// What tells a chain from others, and a manual run from its rotation by what is seen of it.
+fn place(hint: &Hint) -> (String, String, Time, TickNo, u32) {
+    (hint.kind.clone(), hint.key.clone(), hint.due, hint.tick, hint.attempt)
+}
+
+fn kinds() -> Kinds {
+    let all = vec![String::from("sync"), String::from("part")];
+    Kinds { recurring: all.clone(), all }
+}
+
+fn finish(hint: &Hint, fence: Fence, from_batch: bool, now: Time, next: u8, asks: u8) -> FinishRequest {
+    let due = now + GRID;
+    let is_member = !hint.parent.is_none();
+    let (next, verdict) = match next {
+        0 => (Next::End, Verdict::Retired),
+        1 => (Next::Attempt { attempt: hint.attempt + 1, due }, Verdict::Retried),
+        2 => (Next::Snooze { due: now }, Verdict::Snoozed),
+        3 if !is_member => (Next::Gather, Verdict::FannedOut),
+        4 if is_member => (Next::End, Verdict::Failed),
+        _ if is_member => (Next::End, Verdict::Done),
+        4 => (Next::Tick { nominal: due, due }, Verdict::Failed),
+        _ => (Next::Tick { nominal: due, due }, Verdict::Done),
+    };
+    let member = |n: u8| Member {
+        kind: "part".into(),
+        key: n.to_string(),
+        queue: "work".into(),
+        payload: "{}".into(),
+        due: now,
+        depth: 1,
+    };
+    let asks_for = |bit: u8| asks & bit != 0;
+    FinishRequest {
+        slack: SLACK,
+        ran: !asks_for(1) || verdict == Verdict::Done,
+        carry: asks_for(2).then(|| format!("\"carry {asks}\"")),
+        parent: hint.parent,
+        from_batch,
+        members: if next == Next::Gather { vec![member(1), member(2)] } else { Vec::new() },
+        chains: if asks_for(4) { vec![NewChain { depth: 1, ..chain("found", due) }] } else { Vec::new() },
+        spawned: if asks_for(8) { vec![SpawnedJob { id: "job-a".into(), body: b"{}".to_vec() }] } else { Vec::new() },
+        failed: if asks_for(16) { vec![FailedItem::new("us", "HTTP 503")] } else { Vec::new() },
+        left_out: (u32::from(asks / 32 % 2), u32::from(asks / 64 % 2)),
+        ..end(hint, fence, now, next, verdict)
+    }
+}
+
+/// PostgreSQL, with a clock that can be set forward while no worker uses the ledger.
+struct Server {
+    schema: Schema,
+    raw: tokio_postgres::Client,
+    url: LedgerUrl,
+}
+
+impl Server {
+    async fn new() -> Self {
+        let schema = Schema::new().await;
+        let raw = schema.raw().await;
+        let own = "CREATE TABLE own_clock (ahead interval NOT NULL);
+                   INSERT INTO own_clock VALUES ('0');
+                   CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS
+                       'SELECT pg_catalog.clock_timestamp() + ahead FROM own_clock'";
+        raw.batch_execute(own).await.unwrap();
+        let url = LedgerUrl::Postgres(Secret::new(&format!("{}%2Cpg_catalog", schema.url)));
+        Self { schema, raw, url }
+    }
+
+    async fn open(&self) -> Arc<dyn Ledger> {
+        let LedgerUrl::Postgres(url) = &self.url else { unreachable!() };
+        Arc::new(PostgresLedger::open(url, &Entropy::from_os()).await.unwrap())
+    }
+
+    async fn pass(&self, time: Duration) {
+        let set = "UPDATE own_clock SET ahead = ahead + make_interval(secs => $1)";
+        self.raw.execute(set, &[&time.as_secs_f64()]).await.unwrap();
+    }
+}
+
+/// Carries out a sequence of verbs on both.
+async fn play(verbs: &[(Verb, usize)]) -> Result<(), TestCaseError> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = LedgerUrl::Sqlite(folder.path().join("ledger.db"));
+    let begin = Time::from_millis(1_800_000_000_000);
+    let mut passed = Duration::ZERO;
+    let sqlite = |passed: Duration| -> Arc<dyn Ledger> {
+        let clock = Clock::starting_at(begin + passed);
+        Arc::new(SqliteLedger::open(&file, clock, &Entropy::seeded(1)).unwrap())
+    };
+    let server = Server::new().await;
+    let mut ours = Side::new(sqlite(passed)).await;
+    let mut theirs = Side::new(server.open().await).await;
+    let mut cut = false;
+    for (nth, (verb, key)) in verbs.iter().enumerate() {
+        let key = KEYS[*key];
+        match verb {
+            Verb::Cut => cut = true,
+            Verb::Pass { steps } => {
+                let time = GRID * u32::from(*steps);
+                passed += time;
+                server.pass(time).await;
+                // A ledger's time goes on while no worker has it open, however far.
+                ours.ledger = sqlite(passed);
+                theirs.ledger = server.open().await;
+            }
+            _ => {}
+        }
+        let before = theirs.state().await.unwrap();
+        let answer = if std::mem::take(&mut cut) && !matches!(verb, Verb::Cut) {
+            tokio::join!(theirs.act(*verb, key), server.schema.kill()).0
+        } else {
+            theirs.act(*verb, key).await
+        };
+        let place = || format!("verb {nth}, {verb:?} of {key}");
+        match answer {
+            Ok(answer) => {
+                let answer = theirs.told(&answer);
+                let own = ours.act(*verb, key).await.unwrap();
+                prop_assert_eq!(ours.told(&own), answer, "{}", place());
+            }
+            // It was carried out, or it was not.
+            Err(error) => {
+                let after = theirs.state().await.unwrap();
+                println!("{}: {error}; written: {}", place(), after != before);
+                if after == before {
+                    continue;
+                }
+                let own = ours.act(*verb, key).await.unwrap();
+                ours.told(&own);
+            }
+        }
+        prop_assert_eq!(ours.state().await.unwrap(), theirs.state().await.unwrap(), "after {}", place());
+    }
+    Ok(())
+}
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+}
+
+#[test]
+fn both_ledgers_answer_the_same_to_the_same_verbs() {
+    let (seed, cases) = (number("ROUNDELAY_SEED", 1), number("ROUNDELAY_CASES", 24));
+    println!("ROUNDELAY_SEED={seed} ROUNDELAY_CASES={cases}");
+    let config = Config {
+        cases: u32::try_from(cases).unwrap(),
+        rng_seed: RngSeed::Fixed(seed),
+        failure_persistence: None,
+        max_shrink_iters: 300,
+        ..Config::default()
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let sequences = prop::collection::vec((verbs(), 0..KEYS.len()), 1..70);
+    let run = TestRunner::new(config).run(&sequences, |verbs| runtime.block_on(play(&verbs)));
+    run.unwrap_or_else(|why| panic!("{why}"));
+}
