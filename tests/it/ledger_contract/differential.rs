@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
@@ -23,6 +23,7 @@ use roundelay::ledger::{
 };
 use roundelay::outcome::{Next, Verdict};
 use roundelay::secret::Secret;
+use tokio::time::Instant;
 
 use super::{LEASE, end};
 use crate::harness::{SLACK, Schema, chain};
@@ -594,7 +595,7 @@ impl Server {
                    CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS
                        'SELECT pg_catalog.clock_timestamp() + ahead FROM own_clock'";
         raw.batch_execute(own).await.unwrap();
-        let url = LedgerUrl::Postgres(Secret::new(&format!("{}%2Cpg_catalog", schema.url)));
+        let url = LedgerUrl::Postgres(Secret::new(format!("{}%2Cpg_catalog", schema.url)));
         Self { schema, raw, url }
     }
 
