@@ -9,7 +9,7 @@ use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 
 use crate::chain::{ChainState, Hint};
-use crate::decide_claim::ChainRow;
+use crate::decide::grant::ChainRow;
 use crate::enroll::NewChain;
 use crate::jobs::SpawnedJob;
 

@@ -10,9 +10,9 @@ use super::PostgresLedger;
 use super::group::{hint, small};
 use super::reader::{Reader, Result};
 use super::reports::{holder, holder_of, listed, listed_columns, time};
-use super::verbs::Look;
 use crate::catch_up::{CatchUp, LookAgain, OrphanFilter, Overdue};
 use crate::chain::{Hint, Kinds};
+use crate::decide::Look;
 use crate::error::LedgerError;
 use crate::look::Listed;
 

@@ -13,7 +13,7 @@ use super::connect::words;
 use super::group::small;
 use super::reader::{Reader, Result};
 use super::reports::time;
-use super::verbs::RecordFailure;
+use crate::decide::RecordFailure;
 use crate::error::LedgerError;
 use crate::failed::{DueItem, FailureCursor, FailureFilter, Failures, Hold, Plan, PlannedItem};
 use crate::look::sql_like;

@@ -11,10 +11,10 @@ use tokio_postgres::{Error, Row, Statement};
 
 use super::clock;
 use super::connect::{Session, ends_session, passes, words};
-use super::page::{Held, Page, Wanted};
 use super::write::{self, Column, Part};
 use crate::chain::{ChainState, Hint, Holder};
-use crate::decide_claim::ChainRow;
+use crate::decide::grant::ChainRow;
+use crate::decide::{Held, Page, Wanted};
 
 /// Locks chains, always in the order of their epochs, so that two transactions never wait for each
 /// other. The locked table stands alone: from a join, a row that another transaction has changed

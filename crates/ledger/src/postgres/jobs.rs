@@ -8,11 +8,10 @@ use roundelay_model::failure::FailedItem;
 use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
-use super::page::Quarantined;
 use super::reader::{Reader, Result};
 use super::reports::time;
-use super::verbs::{Accept, ForgetJobs, KeepJob};
 use crate::chain::{ChainState, Hint};
+use crate::decide::{Accept, ForgetJobs, KeepJob, Quarantined};
 use crate::enroll::NewChain;
 use crate::error::LedgerError;
 use crate::jobs::{Jobs, KeptJob, SpawnedJob};

@@ -20,9 +20,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::connect::{Address, Session, Use, words};
 use super::group::{self, Decisions, Failed, Manner, transact};
-use super::page::{Page, Wanted};
-use super::verbs::{Decide, MarkSent};
 use crate::chain::Sent;
+use crate::decide::{Decide, MarkSent, Page, Wanted};
 use crate::error::LedgerError;
 use crate::traffic::Counters;
 

@@ -22,7 +22,6 @@ mod history;
 mod jobs;
 mod lane;
 mod orders;
-mod page;
 mod protocol;
 mod reader;
 mod reports;
@@ -36,7 +35,6 @@ mod stored_texts;
 mod tls;
 mod topology;
 mod traffic;
-mod verbs;
 mod write;
 
 use std::sync::Arc;

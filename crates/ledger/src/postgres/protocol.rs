@@ -6,9 +6,9 @@ use async_trait::async_trait;
 use futures_util::future::try_join_all;
 
 use super::PostgresLedger;
-use super::verbs::{Enroll, Flush, MarkSent};
 use crate::chain::Sent;
 use crate::claim::{Claim, ClaimRequest};
+use crate::decide::{Enroll, Flush, MarkSent};
 use crate::enroll::{Enrolled, NewChain};
 use crate::error::LedgerError;
 use crate::finish::{Finish, FinishRequest};

@@ -3,7 +3,7 @@
 use roundelay_model::clock::Time;
 use tokio_postgres::types::ToSql;
 
-use super::page::{Held, Job, Page};
+use crate::decide::{Held, Job, Page};
 
 pub(super) const MOVE: &str = "
     UPDATE chains c

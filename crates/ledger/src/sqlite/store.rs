@@ -16,7 +16,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use crate::chain::{ChainState, Hint, Holder, Sent};
 use crate::claim::{Claim, ClaimRequest, Grant};
-use crate::decide_claim::{ChainRow, ClaimDecision, decide_claim};
+use crate::decide::grant::{ChainRow, ClaimDecision, decide_claim};
 use crate::enroll::{Enrolled, NewChain};
 use crate::finish::{Finish, FinishRequest, Member};
 use crate::traffic::Counters;

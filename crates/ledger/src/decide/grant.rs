@@ -35,9 +35,9 @@ pub struct ChainRow {
     pub deaths: u32,
     /// Whether the current message is known to have been sent.
     pub sent: bool,
-    /// See [`super::NewChain::once`].
+    /// See [`crate::NewChain::once`].
     pub once: bool,
-    /// See [`super::NewChain::manual`].
+    /// See [`crate::NewChain::manual`].
     pub manual: Manual,
     /// Of a rotation: a manual run of its chain may not have ended.
     pub beside: bool,
@@ -49,7 +49,7 @@ pub struct ChainRow {
     pub last_finish: Time,
     /// Members of the batch that the tick waits for.
     pub batch_open: i64,
-    /// See [`super::NewChain::schedule`].
+    /// See [`crate::NewChain::schedule`].
     pub schedule: Option<String>,
 }
 

@@ -12,113 +12,113 @@ use roundelay_model::failure::FailedItem;
 use roundelay_model::guard::Manual;
 use roundelay_model::ids::{Epoch, Fence, TickNo};
 
+use super::grant::ChainRow;
 use crate::chain::{ChainState, Hint, Holder};
-use crate::decide_claim::ChainRow;
 
 /// What is to be locked, and what is to be taken from the sequences.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
+pub(crate) struct Wanted {
     /// Chains by epoch, and whether their payload is needed.
-    pub(super) epochs: BTreeMap<Epoch, bool>,
+    pub(crate) epochs: BTreeMap<Epoch, bool>,
     /// Chains by kind and key, with their payload.
-    pub(super) names: HashSet<(String, String)>,
+    pub(crate) names: HashSet<(String, String)>,
     /// Chains whose holders are to be taken for dead.
-    pub(super) taken_over: HashSet<Epoch>,
+    pub(crate) taken_over: HashSet<Epoch>,
     /// How many fences, at most.
-    pub(super) fences: i64,
+    pub(crate) fences: i64,
     /// How many epochs, at most.
-    pub(super) new_epochs: i64,
+    pub(crate) new_epochs: i64,
 }
 
 impl Wanted {
     /// The chain with this epoch.
-    pub(super) fn epoch(&mut self, epoch: Epoch, with_payload: bool) {
+    pub(crate) fn epoch(&mut self, epoch: Epoch, with_payload: bool) {
         *self.epochs.entry(epoch).or_default() |= with_payload;
     }
 }
 
 /// A chain, locked.
 #[derive(Clone, Debug)]
-pub(super) struct Held {
+pub(crate) struct Held {
     /// The epoch under which it was found.
-    pub(super) found_as: Epoch,
-    pub(super) chain: ChainRow,
-    pub(super) fence: Fence,
-    pub(super) watch_at: Time,
-    pub(super) looks: u32,
-    pub(super) expected: Time,
-    pub(super) batch_total: i64,
-    pub(super) batch_failed: i64,
-    pub(super) owner: Option<String>,
+    pub(crate) found_as: Epoch,
+    pub(crate) chain: ChainRow,
+    pub(crate) fence: Fence,
+    pub(crate) watch_at: Time,
+    pub(crate) looks: u32,
+    pub(crate) expected: Time,
+    pub(crate) batch_total: i64,
+    pub(crate) batch_failed: i64,
+    pub(crate) owner: Option<String>,
     /// Empty unless it was asked for.
-    pub(super) payload: String,
+    pub(crate) payload: String,
     /// `None` unless it was asked for.
-    pub(super) carry: Option<String>,
-    pub(super) depth: u32,
+    pub(crate) carry: Option<String>,
+    pub(crate) depth: u32,
     /// Its place, lease, or marks are to be written.
-    pub(super) moved: bool,
+    pub(crate) moved: bool,
     /// Its epoch, queue, priority, payload, owner, schedule or depth are to be written.
-    pub(super) renamed: bool,
+    pub(crate) renamed: bool,
     /// What it hands on is to be written.
-    pub(super) carries: bool,
+    pub(crate) carries: bool,
 }
 
 /// A chain to insert.
 #[derive(Clone, Debug)]
-pub(super) struct Inserted {
-    pub(super) epoch: Epoch,
-    pub(super) queue: String,
-    pub(super) priority: Option<u8>,
-    pub(super) nominal: Time,
-    pub(super) due: Time,
-    pub(super) watch_at: Time,
-    pub(super) payload: String,
-    pub(super) owner: Option<String>,
-    pub(super) schedule: Option<String>,
-    pub(super) depth: u32,
-    pub(super) manual: Manual,
-    pub(super) beside: bool,
+pub(crate) struct Inserted {
+    pub(crate) epoch: Epoch,
+    pub(crate) queue: String,
+    pub(crate) priority: Option<u8>,
+    pub(crate) nominal: Time,
+    pub(crate) due: Time,
+    pub(crate) watch_at: Time,
+    pub(crate) payload: String,
+    pub(crate) owner: Option<String>,
+    pub(crate) schedule: Option<String>,
+    pub(crate) depth: u32,
+    pub(crate) manual: Manual,
+    pub(crate) beside: bool,
 }
 
 /// The record of an attempt that begins.
 #[derive(Clone, Debug)]
-pub(super) struct Begun {
-    pub(super) fence: Fence,
-    pub(super) epoch: Epoch,
-    pub(super) tick: TickNo,
-    pub(super) attempt: u32,
-    pub(super) previous: Fence,
-    pub(super) worker: std::sync::Arc<str>,
-    pub(super) due: Time,
+pub(crate) struct Begun {
+    pub(crate) fence: Fence,
+    pub(crate) epoch: Epoch,
+    pub(crate) tick: TickNo,
+    pub(crate) attempt: u32,
+    pub(crate) previous: Fence,
+    pub(crate) worker: std::sync::Arc<str>,
+    pub(crate) due: Time,
 }
 
 /// How the record of an attempt ends.
 #[derive(Clone, Debug)]
-pub(super) struct Ended {
-    pub(super) at: Time,
-    pub(super) verdict: &'static str,
-    pub(super) reason: Option<String>,
-    pub(super) left_out: (u32, u32),
-    pub(super) progress: Option<String>,
+pub(crate) struct Ended {
+    pub(crate) at: Time,
+    pub(crate) verdict: &'static str,
+    pub(crate) reason: Option<String>,
+    pub(crate) left_out: (u32, u32),
+    pub(crate) progress: Option<String>,
     /// Unless it has an end already.
-    pub(super) only_if_open: bool,
+    pub(crate) only_if_open: bool,
 }
 
 /// An entity's failures within the group.
 #[derive(Clone, Debug)]
-pub(super) struct Failed {
+pub(crate) struct Failed {
     /// As it was told last.
-    pub(super) last: FailedItem,
+    pub(crate) last: FailedItem,
     /// Whether it was told to be permanent.
-    pub(super) permanent: bool,
-    pub(super) times: i64,
-    pub(super) first_at: Time,
-    pub(super) last_at: Time,
+    pub(crate) permanent: bool,
+    pub(crate) times: i64,
+    pub(crate) first_at: Time,
+    pub(crate) last_at: Time,
 }
 
 /// What becomes of a kept job.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Job {
+pub(crate) enum Job {
     /// Kept, in place of what was there.
     Put(Vec<u8>, Time),
     /// Kept, if there was none.
@@ -131,37 +131,37 @@ pub(super) enum Job {
 
 /// A message to quarantine.
 #[derive(Clone, Debug)]
-pub(super) struct Quarantined {
-    pub(super) at: Time,
-    pub(super) from: String,
-    pub(super) reason: String,
-    pub(super) body: Vec<u8>,
+pub(crate) struct Quarantined {
+    pub(crate) at: Time,
+    pub(crate) from: String,
+    pub(crate) reason: String,
+    pub(crate) body: Vec<u8>,
     /// The id of the job that it was.
-    pub(super) job: Option<String>,
+    pub(crate) job: Option<String>,
 }
 
 /// What there is to write besides the rows that were locked.
 #[derive(Debug, Default)]
-pub(super) struct Writes {
+pub(crate) struct Writes {
     /// By kind, key, whether it is a single tick, and the chain whose batch it is a member of.
-    pub(super) inserted: BTreeMap<(String, String, bool, Epoch), Inserted>,
+    pub(crate) inserted: BTreeMap<(String, String, bool, Epoch), Inserted>,
     /// Epochs of chains whose batches are over: their members are to be deleted.
-    pub(super) over: Vec<Epoch>,
-    pub(super) begun: Vec<Begun>,
-    pub(super) ended: BTreeMap<Fence, Ended>,
+    pub(crate) over: Vec<Epoch>,
+    pub(crate) begun: Vec<Begun>,
+    pub(crate) ended: BTreeMap<Fence, Ended>,
     /// By kind, key and item.
-    pub(super) failures: BTreeMap<(String, String, String), Failed>,
-    pub(super) quarantined: Vec<Quarantined>,
+    pub(crate) failures: BTreeMap<(String, String, String), Failed>,
+    pub(crate) quarantined: Vec<Quarantined>,
     /// By id.
-    pub(super) jobs: BTreeMap<String, Job>,
+    pub(crate) jobs: BTreeMap<String, Job>,
 }
 
 /// The rows that were locked, when that was, and what is to be written.
 #[derive(Debug, Default)]
-pub(super) struct Page {
+pub(crate) struct Page {
     /// By the server's clock, after all locks were had.
-    pub(super) now: Time,
-    pub(super) writes: Writes,
+    pub(crate) now: Time,
+    pub(crate) writes: Writes,
     rows: Vec<Held>,
     by_epoch: HashMap<Epoch, usize>,
     by_name: HashMap<(String, String), [Option<usize>; 2]>,
@@ -173,7 +173,7 @@ pub(super) struct Page {
 impl Page {
     /// Adds a row that was locked. One that comes a second time is left as it was, but for its
     /// payload.
-    pub(super) fn add(&mut self, row: Held) {
+    pub(crate) fn add(&mut self, row: Held) {
         if let Some(known) = self.by_epoch.get(&row.found_as) {
             if !row.payload.is_empty() {
                 (self.rows[*known].payload, self.rows[*known].carry) = (row.payload, row.carry);
@@ -190,14 +190,14 @@ impl Page {
     }
 
     /// Notes which sessions go on, now that all locks are held: the holders of all other claims are gone.
-    pub(super) fn judge_holders(&mut self, sessions: &[i64]) {
+    pub(crate) fn judge_holders(&mut self, sessions: &[i64]) {
         for row in self.rows.iter_mut().filter(|row| row.is_held() && !sessions.contains(&row.chain.session)) {
             row.chain.holder = Holder::Gone;
         }
     }
 
     /// The last claims of chains whose holders are gone, or are to be taken for that.
-    pub(super) fn left_over(&self, taken_over: &HashSet<Epoch>) -> Vec<Fence> {
+    pub(crate) fn left_over(&self, taken_over: &HashSet<Epoch>) -> Vec<Fence> {
         let left = |row: &&Held| match row.chain.holder {
             Holder::Gone => true,
             Holder::Alive => taken_over.contains(&row.found_as),
@@ -207,44 +207,44 @@ impl Page {
     }
 
     /// Notes how many workers have died over the attempt of this claim.
-    pub(super) fn count_deaths(&mut self, fence: Fence, deaths: u32) {
+    pub(crate) fn count_deaths(&mut self, fence: Fence, deaths: u32) {
         self.rows.iter_mut().filter(|row| row.fence == fence).for_each(|row| row.chain.deaths = deaths);
     }
 
     /// Gives the numbers that verbs may take, and the time.
-    pub(super) fn begin(&mut self, now: Time, fences: Vec<i64>, epochs: Vec<i64>) {
+    pub(crate) fn begin(&mut self, now: Time, fences: Vec<i64>, epochs: Vec<i64>) {
         (self.now, self.fences, self.epochs) = (now, fences.into_iter(), epochs.into_iter());
     }
 
     /// All rows, for writing.
-    pub(super) fn rows(&self) -> &[Held] {
+    pub(crate) fn rows(&self) -> &[Held] {
         &self.rows
     }
 
     /// The chain with this epoch.
-    pub(super) fn epoch(&mut self, epoch: Epoch) -> Option<&mut Held> {
+    pub(crate) fn epoch(&mut self, epoch: Epoch) -> Option<&mut Held> {
         self.by_epoch.get(&epoch).map(|at| &mut self.rows[*at])
     }
 
     /// The other row of the same chain: of a rotation its manual run, and of a manual run the rotation.
-    pub(super) fn twin(&mut self, chain: &ChainRow) -> Option<&mut Held> {
+    pub(crate) fn twin(&mut self, chain: &ChainRow) -> Option<&mut Held> {
         let Hint { kind, key, parent: Epoch::NONE, .. } = &chain.hint else { return None };
         self.named(kind, key, !chain.once)
     }
 
     /// The chain of this name, or its manual run.
-    pub(super) fn named(&mut self, kind: &str, key: &str, once: bool) -> Option<&mut Held> {
+    pub(crate) fn named(&mut self, kind: &str, key: &str, once: bool) -> Option<&mut Held> {
         let name = (kind.to_owned(), key.to_owned());
         self.by_name.get(&name).and_then(|both| both[usize::from(once)]).map(|at| &mut self.rows[at])
     }
 
     /// The chain of this name, or its manual run, that begins with this group.
-    pub(super) fn begins(&mut self, kind: &str, key: &str, once: bool) -> Option<&mut Inserted> {
+    pub(crate) fn begins(&mut self, kind: &str, key: &str, once: bool) -> Option<&mut Inserted> {
         self.writes.inserted.get_mut(&(kind.to_owned(), key.to_owned(), once, Epoch::NONE))
     }
 
     /// Of both that may have this name, the one that began last.
-    pub(super) fn newest_named(&mut self, kind: &str, key: &str) -> Option<&mut Held> {
+    pub(crate) fn newest_named(&mut self, kind: &str, key: &str) -> Option<&mut Held> {
         let name = (kind.to_owned(), key.to_owned());
         let both = self.by_name.get(&name)?;
         let newest = both.iter().flatten().max_by_key(|at| self.rows[**at].chain.hint.epoch)?;
@@ -252,12 +252,12 @@ impl Page {
     }
 
     /// Takes a fence. Without one, the page is [`overdrawn`](Self::overdrawn), and the answer is 0.
-    pub(super) fn take_fence(&mut self) -> Fence {
+    pub(crate) fn take_fence(&mut self) -> Fence {
         Fence(self.fences.next().unwrap_or_else(|| self.overdraw()))
     }
 
     /// Takes an epoch. Without one, the page is [`overdrawn`](Self::overdrawn), and the answer is 0.
-    pub(super) fn take_epoch(&mut self) -> Epoch {
+    pub(crate) fn take_epoch(&mut self) -> Epoch {
         Epoch(self.epochs.next().unwrap_or_else(|| self.overdraw()))
     }
 
@@ -268,13 +268,13 @@ impl Page {
 
     /// Whether the verbs have taken more numbers than they asked for ([`Wanted`]). That is a bug in a verb's `wants`;
     /// the page must not be written.
-    pub(super) fn overdrawn(&self) -> bool {
+    pub(crate) fn overdrawn(&self) -> bool {
         self.overdrawn
     }
 
     /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
     /// before it. Its holder cannot finish any more, and the record of that attempt ends here.
-    pub(super) fn new_epoch(&mut self, old: Epoch, new: Epoch) -> Option<&mut Held> {
+    pub(crate) fn new_epoch(&mut self, old: Epoch, new: Epoch) -> Option<&mut Held> {
         let at = self.by_epoch.remove(&old)?;
         self.by_epoch.insert(new, at);
         let row = &mut self.rows[at];
@@ -293,12 +293,12 @@ impl Page {
     }
 
     /// The holder of this fence never finished.
-    pub(super) fn lost(&mut self, fence: Fence, reason: Option<&str>) {
+    pub(crate) fn lost(&mut self, fence: Fence, reason: Option<&str>) {
         lost(&mut self.writes, fence, reason, self.now);
     }
 
     /// Too many workers have died while they ran the tick of this chain: it waits for a person.
-    pub(super) fn set_aside(&mut self, epoch: Epoch) {
+    pub(crate) fn set_aside(&mut self, epoch: Epoch) {
         let now = self.now;
         let Some(held) = self.epoch(epoch) else { return };
         held.become_state(ChainState::Quarantined);
@@ -309,7 +309,7 @@ impl Page {
     }
 
     /// Notes a failure of an entity.
-    pub(super) fn failed(&mut self, kind: &str, key: &str, told: &FailedItem, at: Time) {
+    pub(crate) fn failed(&mut self, kind: &str, key: &str, told: &FailedItem, at: Time) {
         let place = (kind.to_owned(), key.to_owned(), told.item.clone());
         let first = || Failed { last: told.clone(), permanent: false, times: 0, first_at: at, last_at: at };
         let failed = self.writes.failures.entry(place).or_insert_with(first);
@@ -321,7 +321,7 @@ impl Page {
     }
 
     /// Says what becomes of a job, after what the group has said of it already.
-    pub(super) fn job(&mut self, id: &str, then: Job) {
+    pub(crate) fn job(&mut self, id: &str, then: Job) {
         let jobs = &mut self.writes.jobs;
         let merged = match (jobs.remove(id), then) {
             (Some(Job::Forget | Job::Anew(..)), Job::Put(body, at)) | (Some(Job::Forget), Job::Add(body, at)) => {
@@ -348,28 +348,28 @@ fn lost(writes: &mut Writes, fence: Fence, reason: Option<&str>, at: Time) {
 
 impl Held {
     /// Whether `tick`, `attempt` and `due` are those of its current message.
-    pub(super) fn is_at(&self, sent: &crate::Sent) -> bool {
+    pub(crate) fn is_at(&self, sent: &crate::Sent) -> bool {
         let hint = &self.chain.hint;
         (hint.tick, hint.attempt, hint.due) == (sent.tick, sent.attempt, sent.due)
     }
 
     /// Whether a session has claimed the chain, and not finished.
-    pub(super) fn is_held(&self) -> bool {
+    pub(crate) fn is_held(&self) -> bool {
         self.chain.session != 0
     }
 
     /// Gives the chain to a session.
-    pub(super) fn hold(&mut self, session: i64) {
+    pub(crate) fn hold(&mut self, session: i64) {
         (self.chain.session, self.chain.holder) = (session, Holder::Alive);
     }
 
     /// Notes that no session has the chain any more.
-    pub(super) fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         (self.chain.session, self.chain.holder) = (0, Holder::None);
     }
 
     /// Sets its state.
-    pub(super) fn become_state(&mut self, state: ChainState) {
+    pub(crate) fn become_state(&mut self, state: ChainState) {
         self.chain.state = state;
         self.moved = true;
     }

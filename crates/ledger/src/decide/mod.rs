@@ -1,0 +1,48 @@
+//! What the verbs of a tick come to (pure).
+//!
+//! A ledger carries a verb out in three steps: it loads the rows that the verb wants into a [`Page`], lets the verb decide,
+//! which changes the page and gives the answer, and writes the page. PostgreSQL's ledger does so. SQLite's shares [`grant`]
+//! and says the rest in statements of its own; `tests/it/ledger_contract/differential.rs` compares the two after each of
+//! thousands of random verbs.
+//!
+//! - [`claim`], with [`grant`]: whether a run may begin. [`finish`]: how a run ends, and what follows.
+//! - [`enroll`]: chains begin. [`jobs`]: what is kept of one-off jobs. [`notes`]: what was sent, when to look again, and what
+//!   failed.
+
+mod claim;
+mod enroll;
+mod finish;
+pub(crate) mod grant;
+mod jobs;
+mod notes;
+mod page;
+
+use roundelay_model::ids::Epoch;
+
+pub(crate) use enroll::Enroll;
+pub(crate) use jobs::{Accept, ForgetJobs, KeepJob};
+pub(crate) use notes::{Flush, Look, MarkSent, RecordFailure};
+pub(crate) use page::{Held, Job, Page, Quarantined, Wanted};
+
+/// Something to decide and write. It may be decided more than once, each time on another page,
+/// when a transaction has to be tried again.
+pub(crate) trait Decide: Send {
+    /// The verb's answer.
+    type Answer: Send;
+
+    /// Adds what the verb needs to `wanted`.
+    fn wants(&self, wanted: &mut Wanted);
+
+    /// Adds what else the verb needs, once the locked rows are known.
+    fn wants_further(&self, _page: &mut Page, _wanted: &mut Wanted) {}
+
+    /// Decides, and changes the page.
+    fn decide(&self, page: &mut Page) -> Self::Answer;
+}
+
+/// Also the other row of the chain, where there may be one.
+fn wants_twin(page: &mut Page, epoch: Epoch, wanted: &mut Wanted) {
+    if let Some(held) = page.epoch(epoch).filter(|held| held.chain.has_twin()) {
+        wanted.names.insert((held.chain.hint.kind.clone(), held.chain.hint.key.clone()));
+    }
+}
