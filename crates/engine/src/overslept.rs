@@ -1,8 +1,9 @@
 //! Chains that sleep for longer than their schedules can explain. They are overdue, though their due times lie ahead.
 //!
-//! There is one judgement ([`since`], pure), and all that tell how chains are ask it; workers mend by the same
-//! (`crates/engine/src/follow_wall.rs`). The work is bounded, however many chains there are: of each queue those are looked at that
-//! catch-up looks after last, and those that it should have looked after already.
+//! There is one judgement ([`since`], pure), and all that tell how chains are ask it. By the same judgement
+//! workers move such chains to an earlier time (`crates/engine/src/follow_wall.rs`). The work is bounded, however many chains there are:
+//! of each queue two sorts of chains are judged, those that catch-up looks at last, and those that it should have looked at
+//! already although they are due later.
 
 use roundelay_config::{Config, OwnSchedule, is_internal, schedule_of_kind};
 use roundelay_ledger::{
@@ -14,7 +15,7 @@ use roundelay_model::clock::Time;
 use roundelay_model::ids::TickNo;
 use roundelay_model::schedule::{Asleep, Schedule, phase};
 
-/// At most this many chains of each queue are looked at.
+/// At most this many chains of each of the two sorts are judged in each queue.
 pub const PER_QUEUE: u32 = 100;
 
 /// Knows the schedules of kinds.
@@ -70,7 +71,8 @@ impl<'a> From<&'a ChainView> for Sleeper<'a> {
     }
 }
 
-/// Since when a chain is overdue, or from when on it will be, if it sleeps for longer than its schedule can explain.
+/// Since when a chain is overdue, or from when on it will be, if it sleeps for longer than its schedule can explain. `None`
+/// for manual runs, members of batches, and chains that are not active, run, wait for a batch, or are due.
 pub fn since<'a>(
     chain: impl Into<Sleeper<'a>>,
     of_kind: &Schedules<'_>,
@@ -82,10 +84,10 @@ pub fn since<'a>(
         return None;
     }
     let of_kind = of_kind(&hint.kind)?;
-    // What is not understood explains nothing, and the workers go by the kind's then.
+    // An own schedule that cannot be read does not count, as for workers: the kind's does.
     let own = schedule.and_then(|own| OwnSchedule::parse(own).ok()?.apply(&of_kind).ok());
     if own.is_none() && is_internal(&hint.kind) {
-        // The engine's own chains have schedules of their own.
+        // For the engine's own chains the kind's schedule is a placeholder.
         return None;
     }
     let begun = started_tick >= hint.tick || hint.attempt > 1;

@@ -10,8 +10,8 @@ use crate::chain::{ChainState, Hint};
 use crate::enroll::NewChain;
 use crate::error::LedgerError;
 
-/// In place of a kind, for the places that [`Jobs::reserve`] gives to messages sent again from quarantine: they say
-/// which retry came first. They are never released.
+/// The kind to give to [`Jobs::reserve`] for messages that are sent again from quarantine: the first copy that is about to
+/// run gets the reservation, and copies of other retries are dropped. These reservations end by themselves.
 pub const RETRIED: &str = "roundelay.retried";
 
 /// A one-off job on its way into the ledger's outbox. The job stays there until it is forgotten.
@@ -23,7 +23,7 @@ pub struct SpawnedJob {
     pub body: Vec<u8>,
 }
 
-/// A one-off job that the ledger keeps: until it has been sent, or, where the broker keeps nothing,
+/// A one-off job that the ledger keeps: until it has been sent, or, with the embedded broker, which stores no messages,
 /// until it has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptJob {
@@ -35,11 +35,11 @@ pub struct KeptJob {
     pub kept_at: Time,
 }
 
-/// Keeps one-off jobs, their places, and messages that cannot be used.
+/// Keeps one-off jobs, the reservations of unique ones, and messages that cannot be used.
 #[async_trait]
 pub trait Jobs {
-    /// Keeps jobs and failed parts that a run without a chain asks for, and begins chains that it has
-    /// discovered, in one transaction. Answers the first messages of those that are new.
+    /// Keeps jobs and failed parts that the run of a one-off job of this `kind` and `key` asks for, and begins chains that it
+    /// has discovered, in one transaction. Answers the first messages of those that are new.
     ///
     /// # Errors
     /// When it is not known to be written.
@@ -77,7 +77,7 @@ pub trait Jobs {
     /// When it is not known to be written.
     async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError>;
 
-    /// Keeps a message that cannot be used, where the broker keeps none. If the message is that of the kept job `job`,
+    /// Keeps a message that cannot be used, with the embedded broker, which stores none. If the message is that of the kept job `job`,
     /// the job is forgotten too, so that a worker that starts does not find it again.
     ///
     /// # Errors
@@ -97,14 +97,14 @@ pub trait Jobs {
     /// When the ledger cannot be read.
     async fn owner(&self, owner: String) -> Result<ChainState, LedgerError>;
 
-    /// Takes the place of the job with this id as the only one of its kind and key, for `window` from
-    /// now. Answers with the id of the job that has it: this one, unless another has.
+    /// Reserves kind and key for the job `id`, for `window` from now, unless there is a reservation that goes on; that one
+    /// stays as it is, also if it is of the same job. Answers with the id of the job that has the reservation.
     ///
     /// # Errors
     /// When it is not known to be written.
     async fn reserve(&self, kind: String, key: String, id: String, window: Duration) -> Result<String, LedgerError>;
 
-    /// Gives up the place that [`Jobs::reserve`] gave to the job `id`.
+    /// Ends the reservation of [`Jobs::reserve`] for the job `id`; does nothing if another job has it.
     ///
     /// # Errors
     /// When it is not known to be written.

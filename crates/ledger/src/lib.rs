@@ -1,7 +1,7 @@
 //! The truth about chains.
 //!
-//! Messages are replaceable hints; what the ledger says counts. The calls of the ledger are its *verbs*; each verb is
-//! one transaction. The verbs are grouped into traits by their callers and subject, and [`Ledger`] is the sum of the
+//! Messages are replaceable hints; what the ledger says counts. The calls of the ledger are its *verbs*. A verb that
+//! writes takes effect as a whole or not at all; verbs that come together share a transaction. The verbs are grouped into traits by their callers and subject, and [`Ledger`] is the sum of the
 //! traits:
 //!
 //! | Trait | Its verbs are about | Who calls them | File |
@@ -10,7 +10,7 @@
 //! | [`Protocol`] | a tick, from its chain's beginning to its end | the engine's pipeline | `protocol.rs` |
 //! | [`CatchUp`] | chains whose messages may be lost | the engine's catch-up | `catch_up.rs` |
 //! | [`Sessions`] | workers' leases | the engine's heartbeat | `sessions.rs` |
-//! | [`Jobs`] | one-off jobs, their owners and places; unusable messages | the engine's one-off jobs | `jobs.rs` |
+//! | [`Jobs`] | one-off jobs, the orders for their owners, the reservations of unique jobs; unusable messages | the engine's one-off jobs | `jobs.rs` |
 //! | [`Running`] | how far runs have come, and which one-off jobs run | the engine's desk | `running.rs` |
 //! | [`Slots`] | throttles | the engine's throttles; operators | `slots.rs` |
 //! | [`Rosters`] | the entities of a kind, held to a roster | the engine's rosters | `rosters.rs` |
@@ -26,7 +26,7 @@
 //! | [`Measured`] | how much traffic it has had, and how much it holds | metrics | `traffic.rs` |
 //!
 //! - `chain`, `enroll`, `claim`, `finish` and the other small files: what the verbs take and answer.
-//! - [`decide_claim`] decides about a claim purely, so that every ledger decides alike.
+//! - `decide`: what the verbs of a tick come to (pure). [`comeback`]: when a worker asks again after the ledger has not answered.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
 //! - [`postgres`]: a server that many workers share, written in groups too. Like `sqlite` it has each trait in the file
 //!   of the trait's name.
@@ -49,6 +49,8 @@ mod finish;
 mod fleet;
 mod history;
 mod jobs;
+// Without the feature `postgres`, `left_out.rs` stands in for it, and refuses to open anything. With the feature it is
+// compiled for its tests only.
 #[cfg(all(test, feature = "postgres"))]
 #[path = "postgres/left_out.rs"]
 #[allow(dead_code, reason = "only what refuses is tested")]

@@ -46,8 +46,7 @@ pub async fn pass(State(gate): State<Arc<Gate>>, mut request: Request, next: Nex
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let span = tracing::info_span!("request", id, %method, path);
     let admitted = gate.admit(&mut request);
-    // Other servers of this machine have the loopback names, too, and may have no TLS.
-    let by_name = admitted.as_ref().is_ok_and(|by_name| *by_name);
+    let is_remote = admitted.as_ref().is_ok_and(|is_remote| *is_remote);
     let answered = async {
         let answered = match admitted {
             Ok(_) => AssertUnwindSafe(next.run(request)).catch_unwind().await,
@@ -61,7 +60,7 @@ pub async fn pass(State(gate): State<Arc<Gate>>, mut request: Request, next: Nex
         response
     };
     let mut response = answered.instrument(span).await;
-    guard(response.headers_mut(), gate.site.secure && by_name);
+    guard(response.headers_mut(), gate.site.secure && is_remote);
     if let Ok(id) = HeaderValue::try_from(id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -69,17 +68,17 @@ pub async fn pass(State(gate): State<Arc<Gate>>, mut request: Request, next: Nex
 }
 
 impl Gate {
-    /// Checks that a request is for this server, and stores its host and its client in the request. Answers whether the
-    /// host is a name other than loopback's.
+    /// Checks that a request is for this server and came through no proxy that the configuration does not name; stores its
+    /// host and its client in the request. Answers whether the host is no name or address of loopback.
     fn admit(&self, request: &mut Request) -> Result<bool> {
         let host = self.site.host(request.uri(), request.headers())?;
         self.site.direct(request.version(), request.headers())?;
         let Peer(peer) = *request.extensions().get().ok_or_else(Problem::broken)?;
         let client = Client(self.site.client(peer, request.headers()));
-        let by_name = !host.is_loopback();
+        let is_remote = !host.is_loopback();
         request.extensions_mut().insert(client);
         request.extensions_mut().insert(host);
-        Ok(by_name)
+        Ok(is_remote)
     }
 }
 
@@ -88,6 +87,7 @@ fn guard(headers: &mut HeaderMap, secure: bool) {
     for (name, value) in HEADERS {
         headers.insert(name, HeaderValue::from_static(value));
     }
+    // Not for loopback: a browser would then ask every server of this machine that is called `localhost` for TLS.
     if secure {
         headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000"));
     }

@@ -13,7 +13,6 @@
 //! - [`definitions`](fn@definitions): the topology for `rabbitmqctl import_definitions`; [`users`]: who may do what
 //!   with it.
 
-mod attempt;
 mod attribution;
 pub mod certificates;
 pub mod check;
@@ -28,6 +27,7 @@ mod patience;
 mod peek;
 mod policies;
 mod publish;
+mod publish_once;
 #[cfg(test)]
 mod refusing;
 mod remove;

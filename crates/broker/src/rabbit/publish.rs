@@ -20,9 +20,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::Patience;
-use super::attempt::{Job, Tried, Verdict, attempt};
 use super::attribution::Returns;
 use super::connection::{Line, Link, in_words, up};
+use super::publish_once::{Outgoing, PublishResult, Tried, publish_once};
 use crate::{Message, PublishError};
 
 /// How many publishes may wait for their confirmation on the channel.
@@ -46,7 +46,7 @@ const WIND_UP: Duration = Duration::from_secs(1);
 
 /// Publishes messages, and answers for each.
 pub(super) struct Publisher {
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<Outgoing>,
     line: watch::Receiver<Line>,
     blocked: watch::Receiver<bool>,
     names: Names,
@@ -78,13 +78,13 @@ impl Publisher {
         Self { jobs, line, blocked, names, patience, absent, finish, finished }
     }
 
-    pub(super) async fn publish(&self, message: Message) -> Verdict {
+    pub(super) async fn publish(&self, message: Message) -> PublishResult {
         // Checked first without waiting: cloning a watch costs more than all else here.
         if !matches!(*self.line.borrow(), Line::Up(_)) {
             up(&mut self.line.clone(), self.patience.connection).await.map_err(PublishError::Unknown)?;
         }
         let (answer, verdict) = oneshot::channel();
-        let job = Job::new(&self.names, message, answer)?;
+        let job = Outgoing::new(&self.names, message, answer)?;
         let fate = async {
             self.jobs.send(job).await.map_err(|_| closed())?;
             verdict.await.unwrap_or_else(|_| Err(PublishError::Unknown("the channel was lost".into())))
@@ -141,14 +141,14 @@ enum End {
     /// Everything has been said, and nothing more comes.
     Finished,
     /// It broke. These were in flight, each with what lapin says.
-    Broken(Vec<(Job, Error)>),
+    Broken(Vec<(Outgoing, Error)>),
 }
 
 /// The publishing task.
 struct Desk {
-    waiting: mpsc::Receiver<Job>,
+    waiting: mpsc::Receiver<Outgoing>,
     /// To be sent again on the next channel.
-    again: Vec<Job>,
+    again: Vec<Outgoing>,
     line: watch::Receiver<Line>,
     blocked: watch::Receiver<bool>,
     absent: Absent,
@@ -194,7 +194,7 @@ impl Desk {
 
     async fn serve(&mut self, channel: &Channel) -> End {
         let returns = Returns::default();
-        let send = |job| attempt(channel, &returns, job);
+        let send = |job| publish_once(channel, &returns, job);
         let mut flying: FuturesUnordered<_> = std::mem::take(&mut self.again).into_iter().map(send).collect();
         let mut taken = Vec::new();
         let mut look = interval(LOOK.min(self.stall));
@@ -249,7 +249,7 @@ impl Desk {
     ///
     /// A lost connection concerns all. A channel is closed for one message's sake (mostly for an
     /// exchange that does not exist), and the broker's words name the exchange in quotes.
-    fn judge(&mut self, broken: Vec<(Job, Error)>, connected: bool) {
+    fn judge(&mut self, broken: Vec<(Outgoing, Error)>, connected: bool) {
         if !connected {
             for (job, error) in broken {
                 job.end(Err(PublishError::Unknown(format!("the connection was lost: {}", in_words(&error)))));
@@ -277,7 +277,7 @@ impl Desk {
 /// Collects those that were in flight on a channel that is gone. lapin ends them all at once.
 /// Should one not end, it is dropped and with it its answer, which tells the caller that the
 /// channel was lost.
-async fn wind_up(mut flying: FuturesUnordered<impl Future<Output = Tried>>, mut broken: Vec<(Job, Error)>) -> End {
+async fn wind_up(mut flying: FuturesUnordered<impl Future<Output = Tried>>, mut broken: Vec<(Outgoing, Error)>) -> End {
     let rest = async {
         while let Some(tried) = flying.next().await {
             match tried {

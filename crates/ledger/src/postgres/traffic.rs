@@ -1,4 +1,4 @@
-//! How much the schema has to do, and holds.
+//! The traffic of this process since it opened the ledger, and the size of the whole schema.
 
 use async_trait::async_trait;
 

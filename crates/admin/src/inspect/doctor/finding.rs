@@ -102,7 +102,8 @@ impl Finding {
     }
 }
 
-/// Runs an async operation that may hang. It is a task of its own, so that it cannot delay the timer, either.
+/// Runs an async operation for at most `within`; then it is aborted. It is a task of its own, so that the timer fires even
+/// while the operation blocks its thread.
 pub async fn limited<T: Send + 'static>(
     within: Duration,
     work: impl Future<Output = T> + Send + 'static,
@@ -114,7 +115,8 @@ pub async fn limited<T: Send + 'static>(
     }
 }
 
-/// Runs a call of the system or of SQLite that may hang.
+/// Waits for a call of the system or of SQLite for at most `within`. After that the call goes on in its thread, and its
+/// answer is lost.
 pub async fn blocking<T: Send + 'static>(within: Duration, work: impl FnOnce() -> T + Send + 'static) -> Gathered<T> {
     let work = tokio::task::spawn_blocking(work);
     limited(within, work).await.and_then(|ended| ended.map_err(|failed| format!("looking at it has failed: {failed}")))
@@ -138,7 +140,7 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// The distance of a time, for people: `3d 4h`, `12s`, `340ms`.
+/// A length of time without its sign: `3days 4h`, `12s`, `340ms`. From 10 s on in whole seconds, from a day on in whole hours.
 pub fn span(millis: i64) -> String {
     let span = Duration::from_millis(millis.unsigned_abs());
     let coarse = match span.as_secs() {

@@ -6,7 +6,7 @@
 use std::fmt;
 
 /// How many tables and lists may be nested. lapin reads them by recursion, so that a message of some thousand
-/// levels takes the stack of its thread, and with it the process.
+/// levels overflows the stack of its thread, which aborts the process.
 const MAX_LEVELS: usize = 32;
 /// How many names of headers are reported.
 const MAX_NAMES: usize = 10;
@@ -28,7 +28,7 @@ enum Form {
     Table,
 }
 
-/// In the order in which they stand, and in that of the flags that say whether they do, from the highest on.
+/// In their order in the frame. The n-th property is there if the n-th flag, from the highest bit, is set.
 const PROPERTIES: [(&str, Form); 14] = [
     ("content_type", Form::Name),
     ("content_encoding", Form::Name),
@@ -116,7 +116,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether lapin can take this content header, as far as its size does not forbid it.
+/// Whether lapin can read this content header. Its size is compared with the longest frame elsewhere ([`Fault::Long`]).
 pub(super) fn check(header: &[u8]) -> Result<(), Fault> {
     let mut reader = Reader(header);
     let flags = reader.flags().ok_or(Fault::Size)?;
@@ -181,7 +181,7 @@ fn fields(table: &[u8]) -> Result<(), Fault> {
     }
 }
 
-/// The value of this type; of what has a length, what comes after that.
+/// Takes the value of a field of this type. Of a type with a length in front, that is what comes after the length.
 fn value<'a>(reader: &mut Reader<'a>, tag: u8) -> Result<&'a [u8], Fault> {
     let bytes = match tag {
         b'V' => Some(0),
@@ -206,10 +206,10 @@ fn shown(text: &[u8]) -> String {
     text
 }
 
-/// What is handed on in place of a content header with a fault, of which `known` is the beginning and `bytes` the
-/// size: one whose single header says what was wrong, under `reason`. The size of the body is the same, and the
-/// message's id, where that can be told.
-pub(super) fn instead(known: &[u8], bytes: usize, fault: &Fault, reason: &str) -> Vec<u8> {
+/// The content header that is handed on in place of one with a fault. `known` is the beginning of the faulty one, `bytes`
+/// its size. The new one has the same size of the body and, where it can be read, the same id of the message. Its only
+/// header is called `header_name`, and says what was wrong.
+pub(super) fn instead(known: &[u8], bytes: usize, fault: &Fault, header_name: &str) -> Vec<u8> {
     let mut told = format!("{fault}; they were dropped ({} bytes)", bytes.saturating_sub(BEFORE));
     let names = names(known).join("`, `");
     if !names.is_empty() {
@@ -225,7 +225,7 @@ pub(super) fn instead(known: &[u8], bytes: usize, fault: &Fault, reason: &str) -
         into.push(name.len().min(255) as u8);
         into.extend(&name[..name.len().min(255)]);
     };
-    name(&mut field, reason.as_bytes());
+    name(&mut field, header_name.as_bytes());
     field.push(b'S');
     field.extend((told.len() as u32).to_be_bytes());
     field.extend(told.as_bytes());
@@ -248,7 +248,7 @@ fn properties(known: &[u8]) -> impl Iterator<Item = (&'static str, &[u8])> {
             Form::Name => reader.name()?,
             Form::Table => {
                 let length = reader.length()?;
-                // Of one that goes on beyond what is known, the beginning is.
+                // `known` may end within the table; then its beginning is taken.
                 reader.take(length).or_else(|| reader.take(reader.0.len()))?
             }
         };
@@ -414,7 +414,7 @@ pub(super) mod tests {
     }
 
     proptest! {
-        /// Whatever goes by here lapin can take, and what is held back it could not have, but for what is too deep.
+        /// What passes here is what lapin can read, except for what is too deep, which lapin might read.
         #[test]
         fn lapin_agrees(
             table in fields(),

@@ -1,4 +1,4 @@
-//! One publish, from the message to its verdict.
+//! One publish, from the message to its result.
 
 use bytes::Bytes;
 use lapin::options::BasicPublishOptions;
@@ -15,22 +15,26 @@ use crate::{Destination, Message, PublishError};
 const MAX_REASON_BYTES: usize = 4_096;
 
 /// The result of a publish.
-pub(super) type Verdict = Result<(), PublishError>;
+pub(super) type PublishResult = Result<(), PublishError>;
 
 /// A message in AMQP's terms, and the caller to answer.
-pub(super) struct Job {
+pub(super) struct Outgoing {
     pub(super) exchange: ShortString,
-    key: ShortString,
+    routing_key: ShortString,
     properties: BasicProperties,
     id: String,
     body: Bytes,
     /// How often it has been sent.
     pub(super) tries: u8,
-    answer: oneshot::Sender<Verdict>,
+    answer: oneshot::Sender<PublishResult>,
 }
 
-impl Job {
-    pub(super) fn new(names: &Names, message: Message, answer: oneshot::Sender<Verdict>) -> Result<Self, PublishError> {
+impl Outgoing {
+    pub(super) fn new(
+        names: &Names,
+        message: Message,
+        answer: oneshot::Sender<PublishResult>,
+    ) -> Result<Self, PublishError> {
         let Message { to, mut id, body, trace } = message;
         // AMQP's limit. The id is for people and for telling returns apart; the envelope has the
         // whole identity.
@@ -54,15 +58,16 @@ impl Job {
                 let mut headers = FieldTable::default();
                 headers.insert("roundelay-reason".into(), AMQPValue::LongString(reason.into()));
                 headers.insert("roundelay-from".into(), AMQPValue::LongString(from.into()));
+                // These replace the headers of a trace: a message in quarantine has none.
                 (names.jobs(), names.quarantine(), persistent.with_headers(headers))
             }
         };
-        Ok(Self { exchange: named(exchange)?, key: named(key)?, properties, id, body, tries: 0, answer })
+        Ok(Self { exchange: named(exchange)?, routing_key: named(key)?, properties, id, body, tries: 0, answer })
     }
 
     /// Answers the caller, who may have gone.
-    pub(super) fn end(self, verdict: Verdict) {
-        let _ = self.answer.send(verdict);
+    pub(super) fn end(self, result: PublishResult) {
+        let _ = self.answer.send(result);
     }
 
     /// Whether the caller has given up.
@@ -71,14 +76,15 @@ impl Job {
     }
 
     fn unroutable(self) {
-        let verdict = Err(PublishError::Unroutable(format!("`{}` (through exchange `{}`)", self.key, self.exchange)));
-        self.end(verdict);
+        let result =
+            Err(PublishError::Unroutable(format!("`{}` (through exchange `{}`)", self.routing_key, self.exchange)));
+        self.end(result);
     }
 
     pub(super) fn exchange_absent(self) {
-        let verdict =
-            Err(PublishError::Unroutable(format!("`{}`: there is no exchange `{}`", self.key, self.exchange)));
-        self.end(verdict);
+        let result =
+            Err(PublishError::Unroutable(format!("`{}`: there is no exchange `{}`", self.routing_key, self.exchange)));
+        self.end(result);
     }
 }
 
@@ -86,19 +92,27 @@ impl Job {
 pub(super) enum Tried {
     /// The caller has been told.
     Told,
-    /// The try says nothing about this message.
-    Again(Job),
+    /// The confirmation came with a return that may be another message's, so the result is not known: see
+    /// `attribution.rs`. The message is to be published again.
+    Again(Outgoing),
     /// The channel is gone.
-    Broken(Job, Error),
+    Broken(Outgoing, Error),
 }
 
 /// Publishes once. Read `attribution.rs` before changing the order of the steps.
-pub(super) async fn attempt(channel: &Channel, returns: &Returns, mut job: Job) -> Tried {
-    job.tries += 1;
+pub(super) async fn publish_once(channel: &Channel, returns: &Returns, mut message: Outgoing) -> Tried {
+    message.tries += 1;
     let number = returns.next_number();
     let options = BasicPublishOptions { mandatory: true, immediate: false };
-    let sent =
-        channel.basic_publish(job.exchange.clone(), job.key.clone(), options, &job.body, job.properties.clone()).await;
+    let sent = channel
+        .basic_publish(
+            message.exchange.clone(),
+            message.routing_key.clone(),
+            options,
+            &message.body,
+            message.properties.clone(),
+        )
+        .await;
     let confirmation = match sent {
         Ok(confirmation) => confirmation.await,
         Err(error) => Err(error),
@@ -109,25 +123,25 @@ pub(super) async fn attempt(channel: &Channel, returns: &Returns, mut job: Job) 
         // Cannot be: the channel is in confirm mode before anyone gets it. If it ever is, nothing
         // is known about the message, and saying so is safe.
         Ok(Confirmation::NotRequested) => {
-            job.end(Err(PublishError::Unknown("the channel is not in confirm mode".into())));
+            message.end(Err(PublishError::Unknown("the channel is not in confirm mode".into())));
             return Tried::Told;
         }
-        Err(error) => return Tried::Broken(job, error),
+        Err(error) => return Tried::Broken(message, error),
     };
-    let carried = returned.map(|message| returns.note(&message));
-
+    // lapin may give another message's return to this confirmation. It is noted for its own message. After one more round
+    // of the runtime all earlier confirmations have done so, too, and a return of this message is there.
+    let carried = returned.map(|returned| returns.note(&returned));
     one_more_round().await;
-
-    let key = || (job.id.clone(), job.exchange.to_string(), job.key.to_string());
-    if returns.claim(number, key) {
-        job.unroutable();
+    let identity = || (message.id.clone(), message.exchange.to_string(), message.routing_key.to_string());
+    if returns.claim(number, identity) {
+        message.unroutable();
     } else if carried.is_some() {
-        return Tried::Again(job);
+        return Tried::Again(message);
     } else if accepted {
-        job.end(Ok(()));
+        message.end(Ok(()));
     } else {
-        let key = job.key.to_string();
-        job.end(Err(PublishError::Refused(key)));
+        let routing_key = message.routing_key.to_string();
+        message.end(Err(PublishError::Refused(routing_key)));
     }
     Tried::Told
 }
