@@ -56,7 +56,7 @@ async fn jobs(config: &Path) -> Vec<Value> {
     match output.ok {
         true => output.json()["running"].as_array().unwrap().clone(),
         false => {
-            assert!(output.stderr.contains("no one-off job of it that runs and has reported"), "{output:?}");
+            assert!(output.stderr.contains("no one-off job of it that has reported and runs"), "{output:?}");
             Vec::new()
         }
     }
