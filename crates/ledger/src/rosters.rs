@@ -28,8 +28,9 @@ pub trait Rosters {
     async fn enlisted(&self, kind: String, after: String, limit: u32) -> Result<Vec<Enlisted>, LedgerError>;
 
     /// Ends the chains with these epochs, with their manual runs and the members of their batches, because their entities
-    /// have left the roster. Answers how many chains this call has ended. It is remembered why, so that they can begin anew
-    /// when the entities return. After that none of them can be claimed; a run that has begun may finish.
+    /// have left the roster. Epochs of manual runs and of members are left out. Answers how many chains this call has
+    /// ended. The ledger remembers why they ended, so that they can begin anew when the entities return. After that none
+    /// of them can be claimed; a run that has begun may finish.
     ///
     /// # Errors
     /// When it is not known to be written.

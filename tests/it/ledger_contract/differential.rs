@@ -1,5 +1,6 @@
-//! The same verbs, one after the other, on SQLite and on PostgreSQL: every answer is the same, and so is all that can be
-//! seen afterwards. Answers are lost (a verb is asked again), PostgreSQL's connections are cut, and time passes.
+//! The same verbs, one after the other, on SQLite and on PostgreSQL. After each verb both answers must be the same, and so
+//! must all that can be read of the chains, jobs and failures. A verb is asked again, as after an answer that was lost;
+//! PostgreSQL's connections are cut; time passes.
 //!
 //! `ROUNDELAY_CASES` says how many sequences are tried, `ROUNDELAY_SEED` with which the first begins.
 
@@ -179,23 +180,28 @@ struct Side {
     /// The ledger's time when the sequence began.
     begin: Time,
     session: i64,
+    asked: Option<Asked>,
+    seen: Seen,
+    /// Epochs and fences that the ledger has given, by the order in which they were seen.
+    numbers: HashMap<(char, String), usize>,
+}
+
+/// What the answers have said. An answer that was lost says nothing.
+#[derive(Clone, Default)]
+struct Seen {
     hints: Vec<Hint>,
     /// Claims that were granted, and whether a batch had been waited for.
     granted: Vec<(Hint, Fence, bool)>,
     sent: Vec<Sent>,
     /// The first messages of chains.
     created: Vec<Sent>,
-    asked: Option<Asked>,
-    /// Epochs and fences that the ledger has given, by the order in which they were seen.
-    numbers: HashMap<(char, String), usize>,
 }
 
 impl Side {
     async fn new(ledger: Arc<dyn Ledger>) -> Self {
         let begin = ledger.now();
         let session = ledger.begin_session("w".into(), LEASE).await.unwrap();
-        let (hints, granted, sent, created) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { ledger, begin, session, hints, granted, sent, created, asked: None, numbers: HashMap::new() }
+        Self { ledger, begin, session, asked: None, seen: Seen::default(), numbers: HashMap::new() }
     }
 
     /// A text with numbers that the ledger has given replaced by their order, and times by their distance from the
@@ -246,11 +252,11 @@ impl Side {
     }
 
     fn granted(&self, stale: bool) -> Option<&(Hint, Fence, bool)> {
-        self.granted.len().checked_sub(if stale { 2 } else { 1 }).map(|n| &self.granted[n])
+        self.seen.granted.len().checked_sub(if stale { 2 } else { 1 }).map(|n| &self.seen.granted[n])
     }
 
     fn sent(&self, stale: bool) -> Option<Sent> {
-        self.sent.len().checked_sub(if stale { 2 } else { 1 }).map(|n| self.sent[n])
+        self.seen.sent.len().checked_sub(if stale { 2 } else { 1 }).map(|n| self.seen.sent[n])
     }
 
     fn request(&self, hint: Hint) -> ClaimRequest {
@@ -276,27 +282,27 @@ impl Side {
                     Enrolled::Created(hint) => Some(hint.sent()),
                     _ => None,
                 });
-                self.created.extend(hints);
+                self.seen.created.extend(hints);
                 Ok(format!("{enrolled:?}"))
             }
             Asked::Claim(request) => {
                 let claim = self.ledger.claim(request.clone()).await?;
                 if let Claim::Granted(grant) = &claim {
-                    self.granted.push((request.hint.clone(), grant.fence, grant.batch.is_some()));
+                    self.seen.granted.push((request.hint.clone(), grant.fence, grant.batch.is_some()));
                 }
                 Ok(format!("{claim:?}"))
             }
             Asked::Finish(request) => {
                 let finish = self.ledger.finish(request).await?;
                 if let Finish::Applied(messages) = &finish {
-                    self.sent.extend(messages.iter().map(Hint::sent));
+                    self.seen.sent.extend(messages.iter().map(Hint::sent));
                 }
                 Ok(format!("{finish:?}"))
             }
         }
     }
 
-    /// Carries out a verb; answers all that it says.
+    /// Carries out a verb. The text that comes back has all of the ledger's answer.
     async fn act(&mut self, verb: Verb, key: &str) -> Result<String, LedgerError> {
         let ledger = self.ledger.clone();
         let now = self.now();
@@ -326,8 +332,8 @@ impl Side {
             Verb::Claim { takeover, cooldown } => {
                 let messages = self.messages().await;
                 let hint = messages.into_iter().rfind(|hint| hint.key == key || !hint.parent.is_none());
-                let Some(hint) = hint.or_else(|| self.hints.last().cloned()) else { return none() };
-                self.hints.push(hint.clone());
+                let Some(hint) = hint.or_else(|| self.seen.hints.last().cloned()) else { return none() };
+                self.seen.hints.push(hint.clone());
                 let guard = Guard { cooldown: if cooldown { GRID * 2 } else { Duration::ZERO }, ..Guard::default() };
                 let request = ClaimRequest { takeover, guard, ..self.request(hint) };
                 self.ask(Asked::Claim(request)).await
@@ -342,8 +348,8 @@ impl Side {
                 ledger.flush().await.map(|()| String::new())
             }
             Verb::EnrolledSent { stale } => {
-                let created = self.created.len().checked_sub(if stale { 2 } else { 1 });
-                let Some(sent) = created.map(|n| self.created[n]) else { return none() };
+                let created = self.seen.created.len().checked_sub(if stale { 2 } else { 1 });
+                let Some(sent) = created.map(|n| self.seen.created[n]) else { return none() };
                 ledger.enrolled_sent(vec![sent], SLACK).await.map(|()| String::new())
             }
             Verb::GiveUp { stale } => {
@@ -403,7 +409,7 @@ impl Side {
                 Ok(format!("{:?}", ledger.set_schedule("sync".into(), key_of(), schedule).await?))
             }
             Verb::Ahead => {
-                let Some(hint) = self.hints.last() else { return none() };
+                let Some(hint) = self.seen.hints.last() else { return none() };
                 let hint = Hint { tick: TickNo(hint.tick.get() + 1_000), ..hint.clone() };
                 Ok(format!("{:?}", ledger.claim(self.request(hint)).await?))
             }
@@ -504,7 +510,7 @@ impl Side {
         self.begin + Duration::from_millis(u64::try_from(passed / grid * grid).unwrap())
     }
 
-    /// All that can be seen.
+    /// What can be read of chains, messages, runs, jobs and failures.
     async fn state(&mut self) -> Result<String, LedgerError> {
         let ledger = self.ledger.clone();
         let later = self.now() + Duration::from_secs(1_000);
@@ -643,7 +649,8 @@ async fn play(verbs: &[(Verb, usize)]) -> Result<usize, TestCaseError> {
             _ => {}
         }
         let before = theirs.state().await.unwrap();
-        let answer = if std::mem::take(&mut cut) && !matches!(verb, Verb::Cut) {
+        let is_cut = !matches!(verb, Verb::Cut) && std::mem::take(&mut cut);
+        let answer = if is_cut {
             tokio::join!(theirs.act(*verb, key), server.schema.kill()).0
         } else {
             theirs.act(*verb, key).await
@@ -655,15 +662,19 @@ async fn play(verbs: &[(Verb, usize)]) -> Result<usize, TestCaseError> {
                 let own = ours.act(*verb, key).await.unwrap();
                 prop_assert_eq!(ours.told(&own), answer, "{}", place());
             }
-            // It was carried out, or it was not.
+            Err(error) if !is_cut => return Err(TestCaseError::fail(format!("{}: PostgreSQL says: {error}", place()))),
+            // The verb was carried out, or it was not. Its answer is lost.
             Err(error) => {
                 let after = theirs.state().await.unwrap();
                 println!("{}: {error}; written: {}", place(), after != before);
                 if after == before {
+                    ours.asked.clone_from(&theirs.asked);
                     continue;
                 }
+                let seen = ours.seen.clone();
                 let own = ours.act(*verb, key).await.unwrap();
                 ours.told(&own);
+                ours.seen = seen;
             }
         }
         prop_assert_eq!(ours.state().await.unwrap(), theirs.state().await.unwrap(), "after {}", place());

@@ -56,19 +56,19 @@ impl Rosters for PostgresLedger {
     }
 }
 
-/// The chains $1 and the single ticks beside them; locked first, in the order of their epochs, as every transaction
-/// does.
+/// Those of $1 that are rotations, and the manual runs beside them; locked first, in the order of their epochs, as every
+/// transaction does.
 const LOCK: &str = "SELECT epoch FROM chains WHERE state <> 2 AND epoch = ANY (ARRAY(
                         SELECT beside.epoch FROM chains c
                         JOIN chains beside ON beside.kind = c.kind AND beside.key = c.key AND beside.parent = 0
-                        WHERE c.epoch = ANY ($1::int8[]) AND c.state <> 2))
+                        WHERE c.epoch = ANY ($1::int8[]) AND c.state <> 2 AND NOT c.once))
                     ORDER BY epoch FOR UPDATE";
 const END: &str = "UPDATE chains SET state = 2, batch_open = 0, batch_total = 0
                    WHERE epoch = ANY ($1::int8[]) AND state <> 2";
 /// The members of their batches are not wanted any more. A run of one cannot be finished.
 const MEMBERS: &str = "DELETE FROM chains WHERE parent <> 0 AND parent = ANY ($1::int8[])";
 const REMEMBER: &str = "INSERT INTO departed (kind, key, epoch)
-                        SELECT kind, key, epoch FROM chains WHERE epoch = ANY ($1::int8[])
+                        SELECT kind, key, epoch FROM chains WHERE epoch = ANY ($1::int8[]) AND NOT once
                         ON CONFLICT (kind, key) DO UPDATE SET epoch = excluded.epoch";
 
 async fn attempted(session: &mut Session, epochs: &[Epoch]) -> Result<u64, Error> {
@@ -78,8 +78,7 @@ async fn attempted(session: &mut Session, epochs: &[Epoch]) -> Result<u64, Error
         transaction.query(LOCK, &[&numbers]).await?.iter().map(|row| row.try_get(0)).collect::<Result<_, Error>>()?;
     transaction.execute(END, &[&locked]).await?;
     transaction.execute(MEMBERS, &[&locked]).await?;
-    let departed: Vec<i64> = locked.into_iter().filter(|epoch| numbers.contains(epoch)).collect();
-    let count = transaction.execute(REMEMBER, &[&departed]).await?;
+    let count = transaction.execute(REMEMBER, &[&locked]).await?;
     transaction.commit().await?;
     Ok(count)
 }
