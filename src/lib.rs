@@ -15,8 +15,8 @@
 //!        └───────── rung of the ladder ◀──────── successor, confirmed ─────┘
 //! ```
 //!
-//! This crate is what you embed, and the program. The layers are crates of their own under `crates`; Cargo lets each use
-//! only those below it:
+//! This crate is what you embed, and the program. The layers are crates of their own under `crates`; Cargo lets each
+//! use only those below it:
 //!
 //! | Crate | What it holds |
 //! |---|---|
@@ -62,8 +62,8 @@
 //!
 //! # Test your handlers
 //!
-//! The module [`testing`] runs them in the real engine, in virtual time and from a seed, with faults on request: waits cost
-//! nothing, and the same seed gives the same run.
+//! The module [`testing`] runs them in the real engine, in virtual time and from a seed, with faults on request: waits
+//! cost nothing, and the same seed gives the same run.
 //!
 //! # Features
 //!
@@ -75,8 +75,8 @@
 //! | `rabbitmq` | the broker RabbitMQ | yes |
 //! | `testing` | the module `testing` | yes |
 //!
-//! A program that embeds the engine takes what it needs. Without any feature that is the engine with a ledger in a SQLite
-//! file and the embedded broker:
+//! A program that embeds the engine takes what it needs. Without any feature that is the engine with a ledger in a
+//! SQLite file and the embedded broker:
 //!
 //! ```toml
 //! [dependencies]
@@ -86,12 +86,13 @@
 //! roundelay = { version = "0.1", default-features = false, features = ["testing"] }
 //! ```
 //!
-//! A configuration that names what was left out is refused when the engine connects, with an error that names the feature.
+//! A configuration that names what was left out is refused when the engine connects, with an error that names the
+//! feature.
 //!
 //! # What is stable
 //!
-//! Each item on this page, with what it is made of. Errors may get further variants. [`Outcome`] is a closed set, which the message format and the
-//! handlers in other languages share, so a `match` on it needs no arm for what may come.
+//! Each item on this page, with what it is made of. Errors may get further variants. [`Outcome`] is a closed set, which
+//! the message format and the handlers in other languages share, so a `match` on it needs no arm for what may come.
 //!
 //! The message format, the contract of handlers, operations and the architecture are documented in
 //! the folder `docs` of the repository.
@@ -105,8 +106,8 @@ use roundelay_engine::monitor::Monitor;
 #[doc(hidden)]
 pub use internal::*;
 
-/// An engine that hosts what `roundelay worker` hosts: health and metrics at `worker.listen`, and with the feature `api`
-/// the HTTP API and the dashboard at `api.listen`.
+/// An engine that hosts what `roundelay worker` hosts: health and metrics at `worker.listen`, and with the feature
+/// `api` the HTTP API and the dashboard at `api.listen`.
 ///
 /// Without that feature, a configuration with `api.listen` is refused by [`Engine::run`].
 pub fn worker(config: Config) -> Engine {
@@ -123,8 +124,8 @@ pub fn worker(config: Config) -> Engine {
 /// ```
 /// use roundelay::Config;
 ///
-/// let config = Config::parse("[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"5m\"\n", "roundelay.toml", [])?;
-/// assert_eq!(config.kind_names().collect::<Vec<_>>(), ["sync"]);
+/// let config = Config::parse("[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"5m\"\n", "roundelay.toml",
+/// [])?; assert_eq!(config.kind_names().collect::<Vec<_>>(), ["sync"]);
 ///
 /// // The error lists everything that is wrong, with file, line and key.
 /// let error = Config::parse("[queues.work]\nconcurency = 4\n", "roundelay.toml", []).unwrap_err();
@@ -228,8 +229,8 @@ pub use roundelay_model::job::{Job, Tick};
 ///     match status {
 ///         200 => Outcome::Done,
 ///         404 => Outcome::Retire { reason: format!("{} is gone", job.key).into() },
-///         429 => Outcome::Snooze { reason: Reason::from("too many").coded("rate_limited"), wait: Duration::from_secs(30) },
-///         _ => Outcome::retry(format!("HTTP {status}")),
+///         429 => Outcome::Snooze { reason: Reason::from("too many").coded("rate_limited"), wait:
+///         Duration::from_secs(30) }, _ => Outcome::retry(format!("HTTP {status}")),
 ///     }
 /// }
 /// assert_eq!(Outcome::fail("no").reason().map(ToString::to_string).as_deref(), Some("no"));

@@ -277,9 +277,9 @@ pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], rules: &Rules
 }
 
 /// Whether the chain was rightly set aside: the ledger gave up its last tick three times, and during each call of that
-/// tick that the receiver saw, or soon after its answer, its worker was struck, or everybody was cut off. A worker that was
-/// struck between its claim and its call is in the ledger alone. One that was frozen says when it wakes up that it was
-/// too late (`fenced`).
+/// tick that the receiver saw, or soon after its answer, its worker was struck, or everybody was cut off. A worker that
+/// was struck between its claim and its call is in the ledger alone. One that was frozen says when it wakes up that it
+/// was too late (`fenced`).
 fn is_set_aside(record: &Record, chain: &Chain, attempts: &[Attempt]) -> bool {
     let of_chain = || attempts.iter().filter(|row| row.epoch == chain.epoch);
     let last = of_chain().map(|row| row.tick).max();
@@ -319,8 +319,8 @@ fn forks_among_calls(
         }
         // A process that was frozen between its claim and its call comes late with it.
         let claimed = rows.get(&fence).map_or(seen.at, |row| row.started);
-        // A worker whose connection broke while the answer to its claim was on the way calls beside the worker that took
-        // the tick over.
+        // A worker whose connection broke while the answer to its claim was on the way calls beside the worker that
+        // took the tick over.
         let overtaken = rules.redelivery.contains(&seen.call.kind) && seen.at - claimed <= ANSWERED;
         if fence < highest && overtaken {
             ruling.beside += 1;

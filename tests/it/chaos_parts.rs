@@ -239,8 +239,8 @@ fn chains_that_were_stopped_or_are_not_there_any_more_are_dead() {
 
 #[test]
 fn a_chain_is_rightly_set_aside_after_three_claims_whose_workers_were_struck() {
-    // How many claims were given up, how many of them called, how many of the callers were killed meanwhile, how long the
-    // others were frozen if they were (their calls are answered after 2 s), and whether the chain was dead.
+    // How many claims were given up, how many of them called, how many of the callers were killed meanwhile, how long
+    // the others were frozen if they were (their calls are answered after 2 s), and whether the chain was dead.
     let table = [
         (3, 3, 0, None, 1),
         (3, 3, 2, None, 1),

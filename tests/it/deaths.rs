@@ -221,7 +221,8 @@ async fn publish_without_id(config: &Config) {
     connections.broker.close().await;
 }
 
-/// Bodies and reasons of the messages that are set aside. Who dies before it has acknowledged one leaves it there twice.
+/// Bodies and reasons of the messages that are set aside. Who dies before it has acknowledged one leaves it there
+/// twice.
 async fn set_aside(config: &Config) -> BTreeMap<String, String> {
     if is_embedded(config) {
         let ledger = Connections::ledger(config).await.unwrap();

@@ -187,8 +187,8 @@ async fn updates_that_overlap_are_said() {
     says(&violations(system, 14).await, "before the one before it had ended.");
 }
 
-/// The ticks of all missions at once, with no limit for a channel, each played twice with dice of its own, also when the
-/// mission is over; and no worker is killed.
+/// The ticks of all missions at once, with no limit for a channel, each played twice with dice of its own, also when
+/// the mission is over; and no worker is killed.
 #[tokio::test]
 async fn missions_that_keep_no_rule_are_told_which() {
     let rhythm = "every = \"60s\"\njitter = \"15s\"\nmisfire_spread = \"60s\"";

@@ -112,7 +112,8 @@ async fn laravels_schedule_comes_when_laravel_would_run_it() {
     let mut php = Command::new("php");
     php.args([sample("occurrences.php"), sample("laravel.json")]);
     // All but the one that repeats within a minute, of which that parser knows nothing. Where clocks change it leaves
-    // out a day when it is asked for many at once, as Laravel never does; so the sample's zone is one where they do not.
+    // out a day when it is asked for many at once, as Laravel never does; so the sample's zone is one where they do
+    // not.
     assert_eq!(come_alike(&chains, php).await, chains.len() - 1);
     assert_eq!(chains["entry 10"].to_string(), "cron */10 * * * * * Asia/Tokyo");
     assert_eq!((said["carried"].as_u64(), left_out(&said)), (Some(10), vec!["entry 11"]));

@@ -150,7 +150,8 @@ async fn the_benchmark_of_shards_compares_queues_and_rungs_and_leaves_the_ledger
                 let first = cells[0][side]["cycles_per_s"].as_f64().unwrap();
                 assert!((cell[side]["by_first"].as_f64().unwrap() - rate / first).abs() < 0.01, "{side}: {report}");
             }
-            // How the engine's are shared depends on how long its machine takes to write; that they were counted does not.
+            // How the engine's are shared depends on how long its machine takes to write; that they were counted does
+            // not.
             let busiest = cell["busiest_rung"].as_f64().unwrap();
             assert!(busiest > 0.0 && busiest <= 1.0, "{cell}");
         }

@@ -252,8 +252,8 @@ handler.exec.argv = ["/bin/false"]
         assert_eq!(metrics.get(sample), value, "{sample}");
     }
     // Two of a second each, one retry of a second, and the hour; catch-up sent the two first ones.
-    // What took more are the engine's own two chains, whose five minutes have no rung of their own; catch-up may have sent
-    // their messages again on a busy machine.
+    // What took more are the engine's own two chains, whose five minutes have no rung of their own; catch-up may have
+    // sent their messages again on a busy machine.
     let resent = metrics.get("roundelay_resent_messages_total");
     let (in_one, all) =
         (metrics.get("roundelay_delay_hops_bucket{le=\"1.0\"}"), metrics.get("roundelay_delay_hops_count"));

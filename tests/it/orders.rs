@@ -127,7 +127,8 @@ mod run {
             let order = enroll("sync", &key, json!({ "n": n }), more);
             publish(broker, queue, &order).await;
             let run = engine.next().await;
-            // Again, as after a confirmation that was lost. Orders keep no order among each other, so the run ends later.
+            // Again, as after a confirmation that was lost. Orders keep no order among each other, so the run ends
+            // later.
             publish(broker, queue, &order).await;
             assert_eq!((run.job.key.as_str(), run.tick()), (key.as_str(), 1));
             assert_eq!((&run.job.payload, run.job.owner.as_deref()), (&json!({ "n": n }), Some("ann")));

@@ -15,8 +15,8 @@ use crate::chaos_parts::{judge, log};
 use crate::support::windows::Limit;
 use verdict::{Hit, Taken, Terms, Verdict};
 
-/// A run written by hand: `beat` (1 and 2) is due 2 s after the end of a run, `cron` (3) at even seconds, and `paced` (4)
-/// may start twice in ten seconds.
+/// A run written by hand: `beat` (1 and 2) is due 2 s after the end of a run, `cron` (3) at even seconds, and `paced`
+/// (4) may start twice in ten seconds.
 #[derive(Default)]
 struct Story {
     log: Vec<Line>,
@@ -125,7 +125,8 @@ fn a_run_in_order_pauses_for_what_a_call_comes_late() {
 
 #[test]
 fn a_pause_begins_when_the_chain_is_due_or_its_worker_is_struck() {
-    // The call before: until when, whether it was answered and counts, and the worker's fault; when the next call comes.
+    // The call before: until when, whether it was answered and counts, and the worker's fault; when the next call
+    // comes.
     let table = [
         ("a call that counts is followed after the interval", (1_100, true), true, None, 5_000, 1_900),
         ("one that was cut off is due at once", (1_100, false), false, None, 2_000, 900),

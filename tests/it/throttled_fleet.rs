@@ -195,8 +195,8 @@ async fn each_key_has_a_limit_of_its_own_for_all_workers() {
     assert!(!judge(&all, limit).over.is_empty(), "the limit is each channel's own, and not one for all");
 }
 
-/// An older copy of the ledger is restored under a running worker, again and again. It knows nothing of what has started
-/// since, and each time hands a slot out at once; the worker's own gate does know.
+/// An older copy of the ledger is restored under a running worker, again and again. It knows nothing of what has
+/// started since, and each time hands a slot out at once; the worker's own gate does know.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ledger_that_is_set_back_again_and_again_lets_no_more_start_than_the_limit_allows() {
     const CALLS: usize = 9;

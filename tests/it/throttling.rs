@@ -205,9 +205,9 @@ async fn a_hold_that_is_heard_while_the_ledger_is_away_is_told_when_it_is_back()
     engine.stop().await;
 }
 
-/// Days of five starts a minute, with `workers`: no window holds more, and at least 95 % of the limit is used, while workers
-/// die, freeze and lose their connections, and while the ledger's clock is set. `roundelay simulate --throttle` does the
-/// same for any time.
+/// Days of five starts a minute, with `workers`: no window holds more, and at least 95 % of the limit is used, while
+/// workers die, freeze and lose their connections, and while the ledger's clock is set. `roundelay simulate --throttle`
+/// does the same for any time.
 fn days_of_five_a_minute(workers: usize, length: Duration) {
     // An unoptimized build takes ten times as long for the same.
     let part = if cfg!(debug_assertions) { 8 } else { 1 };

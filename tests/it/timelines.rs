@@ -181,8 +181,8 @@ async fn a_time_box_is_a_share_of_the_chains_own_interval() {
     world.stop().await;
 }
 
-/// A broker takes a message back that is kept for half an hour, so a long run goes on without its message: then the next
-/// one may come, where only one is given at a time.
+/// A broker takes a message back that is kept for half an hour, so a long run goes on without its message: then the
+/// next one may come, where only one is given at a time.
 #[tokio::test(start_paused = true)]
 async fn a_run_may_take_hours_and_its_message_is_let_go() {
     let config = "[queues.work]\nconcurrency = 2\nprefetch = 1\n[kinds.long]\nqueue = \"work\"\nevery = \"1m\"\ntimeout = \"5h\"\n";

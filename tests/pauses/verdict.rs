@@ -1,9 +1,9 @@
 //! What pauses there were, and for which fault each of them counts (pure), from the receiver's log and the ledger's
 //! attempts. What is dead or forked the chaos test's judge finds; here is what it does not look at.
 //!
-//! A chain's *pause* is how long it was due and not called: for an interval, from one interval after the end of the call
-//! before; for a call that did not count, from when its worker was struck or it ended, since it is due at once; for a
-//! calendar, from when the wall clock first showed the nominal time, or was set across it.
+//! A chain's *pause* is how long it was due and not called: for an interval, from one interval after the end of the
+//! call before; for a call that did not count, from when its worker was struck or it ended, since it is due at once;
+//! for a calendar, from when the wall clock first showed the nominal time, or was set across it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;

@@ -75,8 +75,8 @@ pub fn roster(data: &[u8]) {
     }
 }
 
-/// A schedule as people write it: the first eight bytes are the time at which it begins. The schedule can be written and
-/// read again, no occurrence is due before the previous run has ended, and nominal times never go back.
+/// A schedule as people write it: the first eight bytes are the time at which it begins. The schedule can be written
+/// and read again, no occurrence is due before the previous run has ended, and nominal times never go back.
 pub fn schedule(data: &[u8]) {
     let Some((begin, text)) = data.split_first_chunk::<8>() else { return };
     let Ok(own) =

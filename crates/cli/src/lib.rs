@@ -1,7 +1,7 @@
 //! Commands, one file each.
 //!
-//! A command parses its arguments, calls `inspect`, `operate` or the engine, and prints the answer. `top` is the screen of
-//! `roundelay top`.
+//! A command parses its arguments, calls `inspect`, `operate` or the engine, and prints the answer. `top` is the screen
+//! of `roundelay top`.
 //!
 //! Layer: the highest, below the program.
 

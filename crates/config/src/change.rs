@@ -1,5 +1,5 @@
-//! What a new configuration comes to in a worker that runs (pure): what the worker can take over at once, and what waits
-//! for its next start.
+//! What a new configuration comes to in a worker that runs (pure): what the worker can take over at once, and what
+//! waits for its next start.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

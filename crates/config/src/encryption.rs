@@ -42,8 +42,8 @@ pub(super) fn check(problems: &mut Problems, raw: raw::Encryption) -> Keyring {
     Keyring::new(keys, seal).unwrap_or_default().strict(strict)
 }
 
-/// Reads `NAME`, `require` or `require:NAME`: the key that seals, and whether what is not sealed is refused. No key's name
-/// has a colon.
+/// Reads `NAME`, `require` or `require:NAME`: the key that seals, and whether what is not sealed is refused. No key's
+/// name has a colon.
 fn parse_seal(value: &str, keys: &BTreeMap<String, Secret>) -> Result<(String, bool), String> {
     let (name, strict) = match value.split_once(':') {
         Some((REQUIRE, name)) => (name, true),

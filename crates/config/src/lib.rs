@@ -1,15 +1,15 @@
 //! File + environment → checked settings.
 //!
 //! `raw` holds the shape of the file, `read` brings file and environment together and finds
-//! the line of what is wrong, `secret` fetches what stands elsewhere, and `check` turns raw settings into these in one step: whatever
-//! is impossible is said at once, all of it, with file, line and key.
+//! the line of what is wrong, `secret` fetches what stands elsewhere, and `check` turns raw settings into these in one
+//! step: whatever is impossible is said at once, all of it, with file, line and key.
 //!
 //! `roundelay.example.toml` documents every setting with its default; a test holds it to this.
 //!
 //! A job does not pass through it: the engine looks up the settings of the job's kind and queue.
 //!
-//! Layer: on `ledger`, `broker` and `handler`, whose settings it reads, and which say themselves whether a URL or a template
-//! can be used.
+//! Layer: on `ledger`, `broker` and `handler`, whose settings it reads, and which say themselves whether a URL or a
+//! template can be used.
 
 mod api;
 pub mod change;

@@ -1,4 +1,5 @@
-//! The call of a handler: the slot of a throttle with keys, the handler with its deadline, and what the throttle is told.
+//! The call of a handler: the slot of a throttle with keys, the handler with its deadline, and what the throttle is
+//! told.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;

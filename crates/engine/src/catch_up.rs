@@ -79,12 +79,13 @@ const ADOPTED_WITHIN: Duration = Duration::from_millis(500);
 const IN_HAND: Duration = Duration::from_secs(1);
 /// at once, and once more after this, for claims that were on their way when it ended.
 const ADOPTED_AGAIN: Duration = Duration::from_secs(3);
-/// A worker that is silent and has not ended goes on to be given messages, above all those between hops, until the broker
-/// has missed its heartbeats: this often the others look which chains are late,
+/// A worker that is silent and has not ended goes on to be given messages, above all those between hops, until the
+/// broker has missed its heartbeats: this often the others look which chains are late,
 const SILENT_EVERY: Duration = Duration::from_secs(1);
 /// and for this long.
 const SILENT_FOR: Duration = Duration::from_secs(30);
-/// What was sent again so lately, and has not been claimed, is left alone: else each worker would send a message of its own.
+/// What was sent again so lately, and has not been claimed, is left alone: else each worker would send a message of its
+/// own.
 const SENT_AGAIN: Duration = Duration::from_secs(5);
 /// What the ledger or the broker did not answer is asked again after this.
 const ADOPTED_LATER: Duration = Duration::from_secs(1);
@@ -413,8 +414,8 @@ async fn send_planned(
     Err(format!("{} messages could not be sent", unsent.len()))
 }
 
-/// Chains that this worker is said to run, though it does not: a claim whose answer was lost, and that no worker made again.
-/// No other worker can know that.
+/// Chains that this worker is said to run, though it does not: a claim whose answer was lost, and that no worker made
+/// again. No other worker can know that.
 async fn give_up(needs: &Needs, session: Option<i64>, overdue: &mut [Overdue]) -> Result<(), LedgerError> {
     let Some(session) = session else { return Ok(()) };
     // A task that works on a chain has its message in hand, from before the claim until after the finish.
@@ -440,10 +441,10 @@ async fn give_up_at_rest(needs: &Needs) -> Result<(), LedgerError> {
     if claims.is_empty() { Ok(()) } else { needs.ledger.give_up(session, claims).await }
 }
 
-/// Sends the messages of chains whose holders are gone, and, where one of these was `silent`, of those whose messages it
-/// may have in hand: a worker that stands still keeps what the broker has given it, and may be given what is sent, so
-/// then this worker runs those for which it has room straight from the ledger. What has been late for longer is left to
-/// the sweeps, which spread it. Answers whether something was left for a later look.
+/// Sends the messages of chains whose holders are gone, and, where one of these was `silent`, of those whose messages
+/// it may have in hand: a worker that stands still keeps what the broker has given it, and may be given what is sent,
+/// so then this worker runs those for which it has room straight from the ledger. What has been late for longer is left
+/// to the sweeps, which spread it. Answers whether something was left for a later look.
 async fn adopt(
     needs: &Needs,
     queue: &str,

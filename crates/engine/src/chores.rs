@@ -175,7 +175,8 @@ impl Chores {
         let report = roster::from_source(&config, self.connections.clone(), kind, requests, |_| {}).await;
         let report = match report {
             Ok(report) => report,
-            // Another worker has it already, and this one has it soon: while `seal` is rolled out, that costs no attempt.
+            // Another worker has it already, and this one has it soon: while `seal` is rolled out, that costs no
+            // attempt.
             Err(SyncError::Enroll(error @ EnrollError::Unsealed)) => {
                 return Outcome::Snooze { reason: error.to_string().into(), wait: UNTIL_SEALED };
             }

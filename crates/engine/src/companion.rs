@@ -53,8 +53,8 @@ pub struct Handle {
 /// Runs in a worker beside its queues: see [`Engine::companion`](super::Engine::companion).
 #[async_trait]
 pub trait Companion: Send + Sync {
-    /// The setting that asks for this companion, such as `worker.listen`. An engine refuses to start when the setting is
-    /// given and no companion answers to it.
+    /// The setting that asks for this companion, such as `worker.listen`. An engine refuses to start when the setting
+    /// is given and no companion answers to it.
     fn setting(&self) -> Option<&'static str> {
         None
     }

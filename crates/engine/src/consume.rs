@@ -60,8 +60,8 @@ pub(super) async fn work(
     }
 }
 
-/// Consumes a queue of the broker, once that is there with its topology; `Some(None)` when this did not succeed and is to
-/// be tried again, and nothing at `shutdown`.
+/// Consumes a queue of the broker, once that is there with its topology; `Some(None)` when this did not succeed and is
+/// to be tried again, and nothing at `shutdown`.
 pub(super) async fn consumer(
     core: &Core,
     source: &str,

@@ -1,8 +1,8 @@
 //! The desk: takes what a worker's runs report, and writes it to the ledger.
 //!
 //! A [`Desk`], one in each worker, keeps the last report of each run and writes what is new to the ledger from time to
-//! time, all runs together; the end of a run takes its last report along. A report renews no lease and fails no run, and
-//! one that is lost is no harm.
+//! time, all runs together; the end of a run takes its last report along. A report renews no lease and fails no run,
+//! and one that is lost is no harm.
 //!
 //! A one-off job has no record that its progress could be kept with. Of those that report, the desk keeps a row in the
 //! ledger while they run; the rows of a worker that has died are soon forgotten.

@@ -51,8 +51,8 @@ pub(super) fn bound(yields: &mut Yield, bounds: SpawnSettings, depth: u32, kind:
     Some(FailedItem::refused("spawn", reason))
 }
 
-/// When the first tick of a discovered chain is due, nominally and really: at a place in its window that follows from its
-/// name, unless its schedule has a say in it. `None` for a schedule that has no occurrence any more.
+/// When the first tick of a discovered chain is due, nominally and really: at a place in its window that follows from
+/// its name, unless its schedule has a say in it. `None` for a schedule that has no occurrence any more.
 fn first_due(
     schedule: &Schedule,
     spread: Option<Duration>,

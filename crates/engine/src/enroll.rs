@@ -48,8 +48,8 @@ pub struct Entity {
     /// A schedule of its own, as JSON text: see [`OwnSchedule`]. Without one, a chain that is there keeps
     /// what it has, unless the kind's rosters say its schedule: then it has its kind's.
     pub schedule: Option<String>,
-    /// When the first tick of a chain that begins is due, by the wall clock, in place of a time that its schedule gives.
-    /// A chain that is there keeps its rhythm.
+    /// When the first tick of a chain that begins is due, by the wall clock, in place of a time that its schedule
+    /// gives. A chain that is there keeps its rhythm.
     pub first_due: Option<Time>,
 }
 
@@ -456,9 +456,9 @@ impl Enroller {
     }
 
     /// Runs the chain of `key` one time more, now, unless such a run is pending already: with `payload` in place of the
-    /// chain's, and as `asked`. What runs then, and how long ago the last run ended, is looked at once more by the claim.
-    /// With a payload it also runs where there is no chain of that name; then it is on the kind's queue, or `queue`, if
-    /// nothing says another.
+    /// chain's, and as `asked`. What runs then, and how long ago the last run ended, is looked at once more by the
+    /// claim. With a payload it also runs where there is no chain of that name; then it is on the kind's queue, or
+    /// `queue`, if nothing says another.
     ///
     /// # Errors
     /// When the ledger cannot be read or written.
@@ -579,8 +579,8 @@ impl Enroller {
         Ok(unsent)
     }
 
-    /// When an entity's first tick is due, nominally and really. Where the schedule has no say in it, first ticks are spread
-    /// evenly over the window, without knowing how many there will be: in steps of the golden ratio.
+    /// When an entity's first tick is due, nominally and really. Where the schedule has no say in it, first ticks are
+    /// spread evenly over the window, without knowing how many there will be: in steps of the golden ratio.
     fn first_due(&mut self, entity: &Entity, schedule: &Schedule, now: Time) -> Result<(Time, Time), EnrollError> {
         self.begun += u64::from(entity.first_due.is_none());
         let golden = 0.618_033_988_749_894_9_f64;

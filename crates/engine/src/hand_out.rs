@@ -7,8 +7,8 @@
 //! falls due, and messages that come back with the broker are stale.
 //!
 //! Late chains are handed out in the same way ([`take_late`]) while a worker is silent, since the broker may give their
-//! messages to that worker again; and for a moment after an outage, since queues of a broker that has just begun may keep
-//! messages that are due.
+//! messages to that worker again; and for a moment after an outage, since queues of a broker that has just begun may
+//! keep messages that are due.
 //!
 //! One-off jobs are in no ledger but in their messages: they wait for the broker.
 
@@ -96,8 +96,8 @@ pub(super) async fn run(needs: Needs, tasks: TaskTracker, shutdown: Cancellation
     }
 }
 
-/// Declares the topology once the broker is there, for a worker that has begun without it. What the broker refuses again
-/// and again ends the worker: it would not have begun. Once may be because the broker has just begun itself.
+/// Declares the topology once the broker is there, for a worker that has begun without it. What the broker refuses
+/// again and again ends the worker: it would not have begun. Once may be because the broker has just begun itself.
 pub(super) async fn declare_late(publishing: Arc<Publishing>, shutdown: CancellationToken) {
     let declare = async {
         let mut refused = 0;

@@ -1,7 +1,7 @@
 //! The engine: takes a configuration, and keeps its chains running.
 //!
-//! A program describes an [`Engine`] (`builder`). [`Engine::run`] starts and stops it (`run`). Its parts are made of the
-//! configuration (`assemble`), and each task takes the parts that it needs (`wiring`):
+//! A program describes an [`Engine`] (`builder`). [`Engine::run`] starts and stops it (`run`). Its parts are made of
+//! the configuration (`assemble`), and each task takes the parts that it needs (`wiring`):
 //!
 //! | Part | What it holds |
 //! |---|---|
@@ -12,21 +12,22 @@
 //! | `vitals`, `in_hand`, `unique`, `suspects`, `wall`, `left_behind` | leases; messages in hand; places of unique jobs; runs that are kept apart; the wall clock; chains that dead workers have left |
 //! | `stop` | the signals by which a worker stops |
 //!
-//! A message is delivered to `consume`, and `pipeline` says how a run goes, whatever its source. `tick` is the source for
-//! chains, which asks for its claim (`claim`), and `one_off` for jobs without a chain (`redelivered` when a worker had it
-//! before). Both get their `permit`, and `call` calls the handler. `outbox` and `discover` make messages and chains of what a run asks for, and `publishing` sends them over [`Dispatch`].
-//! An order is done by `orders`.
+//! A message is delivered to `consume`, and `pipeline` says how a run goes, whatever its source. `tick` is the source
+//! for chains, which asks for its claim (`claim`), and `one_off` for jobs without a chain (`redelivered` when a worker
+//! had it before). Both get their `permit`, and `call` calls the handler. `outbox` and `discover` make messages and
+//! chains of what a run asks for, and `publishing` sends them over [`Dispatch`]. An order is done by `orders`.
 //!
-//! Beside the pipeline run `heartbeat` (the session and its leases), `presence` (what the worker does, and what operators
-//! have ordered), `catch_up` (messages that were lost), `hand_out` (due chains while the broker is away), `rearm` (messages
-//! between two hops), `follow_wall` (the wall clock was set), `reload` (the configuration has changed) and [`chores`] (the
-//! engine's own chains). Programs use [`enroll`], [`publish`], [`reschedule`] and [`replay`] without a running worker.
+//! Beside the pipeline run `heartbeat` (the session and its leases), `presence` (what the worker does, and what
+//! operators have ordered), `catch_up` (messages that were lost), `hand_out` (due chains while the broker is away),
+//! `rearm` (messages between two hops), `follow_wall` (the wall clock was set), `reload` (the configuration has
+//! changed) and [`chores`] (the engine's own chains). Programs use [`enroll`], [`publish`], [`reschedule`] and
+//! [`replay`] without a running worker.
 //!
-//! Where to go: waiting for a slot, [`throttle`]; payloads that are encrypted, [`sealing`]; metrics, [`telemetry`]; spans,
-//! [`trace`]; lists of entities, [`roster`]; health, [`monitor`].
+//! Where to go: waiting for a slot, [`throttle`]; payloads that are encrypted, [`sealing`]; metrics, [`telemetry`];
+//! spans, [`trace`]; lists of entities, [`roster`]; health, [`monitor`].
 //!
-//! Layer: on `config` and all below. What is above is handed to the engine: a [`companion::Companion`] runs in the worker,
-//! and a [`life::Probe`] watches it.
+//! Layer: on `config` and all below. What is above is handed to the engine: a [`companion::Companion`] runs in the
+//! worker, and a [`life::Probe`] watches it.
 
 mod assemble;
 mod builder;

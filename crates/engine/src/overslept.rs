@@ -1,9 +1,9 @@
 //! Chains that sleep for longer than their schedules can explain. They are overdue, though their due times lie ahead.
 //!
-//! There is one judgement ([`since`], pure), and all that tell how chains are ask it. By the same judgement
-//! workers move such chains to an earlier time (`crates/engine/src/follow_wall.rs`). The work is bounded, however many chains there are:
-//! of each queue two sorts of chains are judged, those that catch-up looks at last, and those that it should have looked at
-//! already although they are due later.
+//! There is one judgement ([`since`], pure). Every screen and metric that shows the state of chains asks it. By the
+//! same judgement workers move such chains to an earlier time (`crates/engine/src/follow_wall.rs`). The work is
+//! bounded, however many chains there are: of each queue two sorts of chains are judged, those that catch-up looks at
+//! last, and those that it should have looked at already although they are due later.
 
 use roundelay_config::{Config, OwnSchedule, is_internal, schedule_of_kind};
 use roundelay_ledger::{
@@ -71,8 +71,8 @@ impl<'a> From<&'a ChainView> for Sleeper<'a> {
     }
 }
 
-/// Since when a chain is overdue, or from when on it will be, if it sleeps for longer than its schedule can explain. `None`
-/// for manual runs, members of batches, and chains that are not active, run, wait for a batch, or are due.
+/// Since when a chain is overdue, or from when on it will be, if it sleeps for longer than its schedule can explain.
+/// `None` for manual runs, members of batches, and chains that are not active, run, wait for a batch, or are due.
 pub fn since<'a>(
     chain: impl Into<Sleeper<'a>>,
     of_kind: &Schedules<'_>,
@@ -144,7 +144,8 @@ pub async fn census(
     Ok((census, found))
 }
 
-/// Puts those that fit into a page of late chains, in their order: after `after`, up to `until`, at most `limit` in all.
+/// Puts those that fit into a page of late chains, in their order: after `after`, up to `until`, at most `limit` in
+/// all.
 pub fn among(
     page: Vec<Listed>,
     found: Vec<Overslept>,

@@ -1,5 +1,6 @@
 //! The pace of what is published in bulk, by governor: first messages of chains that begin, and messages that catch-up
-//! sends again. The broker takes as many as it can, and what running chains publish meanwhile would be late behind them.
+//! sends again. The broker takes as many as it can, and what running chains publish meanwhile would be late behind
+//! them.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -12,7 +13,8 @@ use governor::{Quota, RateLimiter};
 use roundelay_model::clock::Elapsed;
 use tokio::time::sleep;
 
-/// What was not used within a second divided by this is lost: more than a timer is late by, and less than people notice.
+/// What was not used within a second divided by this is lost: more than a timer is late by, and less than people
+/// notice.
 const BURSTS: u32 = 20;
 
 /// Limits how many messages pass in a second.

@@ -1,7 +1,7 @@
 //! A job's life, from delivery to acknowledgement.
 //!
-//! A run has one of two sources: a chain, whose tick the ledger grants (`tick`), or a message that is complete in itself
-//! (`one_off`). What both have in common is [`Core::run`]; what differs is a [`Source`].
+//! A run has one of two sources: a chain, whose tick the ledger grants (`tick`), or a message that is complete in
+//! itself (`one_off`). What both have in common is [`Core::run`]; what differs is a [`Source`].
 //!
 //! ```text
 //! chain    decode ─ early? ─ permit ─ claim ────────────┐                                  ┌ finish ─ successor ────┐
@@ -61,8 +61,8 @@ pub(super) struct Asks<'a> {
     pub bounds: SpawnSettings,
 }
 
-/// Where a run comes from. The methods are called in this order. After a [`Start::Decided`], and when `cut` has decided,
-/// only `asks` and `end` follow.
+/// Where a run comes from. The methods are called in this order. After a [`Start::Decided`], and when `cut` has
+/// decided, only `asks` and `end` follow.
 #[async_trait]
 pub(super) trait Source: Send + Sync {
     /// The lease without which the run may not go on.
@@ -81,8 +81,8 @@ pub(super) trait Source: Send + Sync {
     /// Takes the batch out of the outcome, to be written with the end. Without a chain, a batch is a failure.
     fn gather(&mut self, outcome: &mut Outcome, at: Time);
 
-    /// Adapts the outcome to the source, after the reason's policy was applied. Returns the retries that count in place of
-    /// the policy's, if there are others.
+    /// Adapts the outcome to the source, after the reason's policy was applied. Returns the retries that count in place
+    /// of the policy's, if there are others.
     fn adapt(&mut self, _outcome: &mut Outcome, _at: Time) -> Option<RetryPolicy> {
         None
     }
@@ -161,8 +161,8 @@ impl Core {
         let Handled { mut outcome, called } = tokio::select! {
             biased;
             () = lost => {
-                // Another worker that has claimed the attempt meanwhile fences this end off, and nothing is recorded. Else the
-                // attempt comes again at once, without being counted. A handler may have been called.
+                // Another worker that has claimed the attempt meanwhile fences this end off, and nothing is recorded.
+                // Else the attempt comes again at once, without being counted. A handler may have been called.
                 let reason = Reason::new(Class::Fenced, "the lease was lost, so the run was ended");
                 Handled { outcome: Outcome::Snooze { reason, wait: Duration::ZERO }, called: true }
             }

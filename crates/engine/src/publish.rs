@@ -51,14 +51,15 @@ impl Publisher {
     /// the next start of a worker takes it from there.
     ///
     /// # Errors
-    /// [`PublicationError::Invalid`] when no worker could run the job: its kind or queue is not in the configuration, for
-    /// example. Else it is not known whether the job is safe; see [`Self::publish_as`].
+    /// [`PublicationError::Invalid`] when no worker could run the job: its kind or queue is not in the configuration,
+    /// for example. Else it is not known whether the job is safe; see [`Self::publish_as`].
     pub async fn publish(&self, job: NewJob) -> Result<Published, PublicationError> {
         self.publish_as(self.connections.entropy.token(), job).await
     }
 
-    /// Publishes a job under this id, which handlers see as [`Job::id`](roundelay_model::job::Job::id). After an error a
-    /// program publishes the job again under the same id, so that a handler that is idempotent on it does the work once.
+    /// Publishes a job under this id, which handlers see as [`Job::id`](roundelay_model::job::Job::id). After an error
+    /// a program publishes the job again under the same id, so that a handler that is idempotent on it does the work
+    /// once.
     ///
     /// # Errors
     /// Those of [`Self::publish`].

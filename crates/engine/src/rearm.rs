@@ -14,8 +14,8 @@ use crate::life::Point;
 use crate::settlement::Settlement;
 use crate::telemetry::Count;
 
-/// Messages held at most; each sleeps here for at most [`roundelay_model::ladder::IN_PROCESS`], so this many pass in a fifth of a
-/// second. Each may be as large as the broker lets it be, so there is a limit.
+/// Messages held at most; each sleeps here for at most [`roundelay_model::ladder::IN_PROCESS`], so this many pass in a
+/// fifth of a second. Each may be as large as the broker lets it be, so there is a limit.
 pub(super) const PREFETCH: u16 = 500;
 
 /// Works through the rearm queue, until `shutdown`. Without a consumer, it makes one once the broker is there.

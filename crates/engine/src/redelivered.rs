@@ -46,8 +46,8 @@ impl Released {
 }
 
 impl Core {
-    /// Waits until a one-off job may run beside what runs in this worker; or else what becomes of it. `named`: its message
-    /// has an id.
+    /// Waits until a one-off job may run beside what runs in this worker; or else what becomes of it. `named`: its
+    /// message has an id.
     pub(super) async fn released(
         &self,
         kind: &KindSettings,
@@ -129,8 +129,8 @@ impl Core {
             return Settlement::Requeue;
         }
         let settlement = self.publishing.quarantine(delivery, &BadMessage::Deaths(SET_ASIDE)).await;
-        // A worker that dies before it acknowledges the message leaves it to the next worker, which must not run it. Where the ledger
-        // keeps jobs, it has forgotten this one; sent again it has the same name.
+        // A worker that dies before it acknowledges the message leaves it to the next worker, which must not run it.
+        // Where the ledger keeps jobs, it has forgotten this one; sent again it has the same name.
         if matches!(settlement, Settlement::Ack) && !self.publishing.dispatch.broker.keeps_messages() {
             let _ = self
                 .ledger

@@ -1,10 +1,10 @@
 //! Messages that an operator sends to their queues once more, from quarantine.
 //!
-//! A message is taken out of quarantine only when its copy is confirmed, so that none is lost: a process that dies in between
-//! leaves both, and the message is sent again by the next who asks for it. So each copy says [which message it is a
-//! copy of, and which retry has made it](Retry). The first copy that a worker is about to run takes, in the ledger, the
-//! place of that message, and copies of other retries find it taken and are dropped. What is no one-off job needs none
-//! of this: a chain's messages are judged by the ledger anyhow.
+//! A message is taken out of quarantine only when its copy is confirmed, so that none is lost: a process that dies in
+//! between leaves both, and the message is sent again by the next who asks for it. So each copy says [which message it
+//! is a copy of, and which retry has made it](Retry). The first copy that a worker is about to run takes, in the
+//! ledger, the place of that message, and copies of other retries find it taken and are dropped. What is no one-off job
+//! needs none of this: a chain's messages are judged by the ledger anyhow.
 
 use std::time::Duration;
 
@@ -42,8 +42,8 @@ pub enum Again {
 
 /// The id under which a job with this id and body that came from the queue `from` lies in quarantine.
 ///
-/// A worker that dies between setting a message aside and acknowledging it leaves it to the next worker, which sets it aside
-/// once more. By the same id both are known for one message, and are shown, sent again and dropped as one. A job
+/// A worker that dies between setting a message aside and acknowledging it leaves it to the next worker, which sets it
+/// aside once more. By the same id both are known for one message, and are shown, sent again and dropped as one. A job
 /// without an id of its own cannot be told from another that says the same, and is not to be taken for it: publishers
 /// give their messages what ids they like.
 pub fn replay_id(from: &str, id: &str, body: &[u8]) -> String {

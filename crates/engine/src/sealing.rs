@@ -7,8 +7,8 @@
 //! ```
 //!
 //! In this process envelopes are plain. They are sealed when they are written as bytes, and opened where a
-//! [`Job`](roundelay_model::job::Job) is made of them, or a person looks at them; in between, a sealed one is handed on as it is. Messages of
-//! other publishers arrive plain, and are sealed with whatever of them the engine writes.
+//! [`Job`](roundelay_model::job::Job) is made of them, or a person looks at them; in between, a sealed one is handed on
+//! as it is. Messages of other publishers arrive plain, and are sealed with whatever of them the engine writes.
 //!
 //! What does not open is put off: it costs no attempt and holds nothing up, and it runs when there is a key for it.
 
@@ -113,8 +113,8 @@ pub fn open(keys: &Keyring, envelope: &mut Envelope) -> Result<(), Unopened> {
     Ok(())
 }
 
-/// Refuses the payload of a job, or of an order, that is plain where that is not taken: any program that can publish, or write
-/// the ledger, may have put it there. A chain's message has none that counts.
+/// Refuses the payload of a job, or of an order, that is plain where that is not taken: any program that can publish,
+/// or write the ledger, may have put it there. A chain's message has none that counts.
 ///
 /// # Errors
 /// [`Unopened::Plain`].
@@ -131,8 +131,8 @@ fn json(text: &str) -> Result<Value, Unopened> {
 /// A message that cannot be used, as it is to lie in quarantine: a job with its payload sealed, or all of it when it is
 /// no job, or too large for one.
 pub(super) fn set_aside(keys: &Keyring, body: &Bytes) -> Bytes {
-    // Sealed, a body is a third larger: what is no job by far might be more then than RabbitMQ takes (16 MiB since 4.0),
-    // and a message that cannot be set aside would come again and again.
+    // Sealed, a body is a third larger: what is no job by far might be more then than RabbitMQ takes (16 MiB since
+    // 4.0), and a message that cannot be set aside would come again and again.
     if keys.seal().is_none() || has_the_form(body) || body.len() > MAX_SEALED {
         return body.clone();
     }
@@ -241,7 +241,8 @@ pub async fn take_stock(
             let done = ledger.replace_texts(shelf, changes).await?;
             for (name, done) in names.into_iter().zip(done) {
                 inventory.written += u64::from(done);
-                // A text that another process has changed meanwhile is as that process writes it, and is counted as it was.
+                // A text that another process has changed meanwhile is as that process writes it, and is counted as it
+                // was.
                 let name = if done { keys.seal().map(Into::into) } else { name };
                 inventory.counts.entry((shelf, name)).or_default().texts += 1;
             }

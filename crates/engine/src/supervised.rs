@@ -32,7 +32,8 @@ impl SupervisedTasks {
     }
 
     /// Waits until all have ended. A task that has not after `limit` is named in the log and aborted, so that it cannot
-    /// keep the worker from stopping. The end of the task is not waited for, since a task that blocks its thread has none.
+    /// keep the worker from stopping. The end of the task is not waited for, since a task that blocks its thread has
+    /// none.
     pub async fn all_ended(&mut self, limit: Duration) {
         let ended = async {
             while let Some(ended) = self.tasks.join_next_with_id().await {

@@ -16,8 +16,8 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedRwLockWriteGuard, RwLock};
 pub(super) struct Suspects {
     /// A suspect holds it alone.
     touched: Arc<RwLock<()>>,
-    /// Jobs that were in the ledger when this worker began, where the broker had gone with the worker before: it may have
-    /// died over them. By their ids' hashes, since they may be many.
+    /// Jobs that were in the ledger when this worker began, where the broker had gone with the worker before: it may
+    /// have died over them. By their ids' hashes, since they may be many.
     found: Mutex<HashSet<u64>>,
 }
 

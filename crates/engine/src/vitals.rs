@@ -1,9 +1,9 @@
 //! That this worker lives, and that others do.
 //!
-//! A worker holds one lease for all its runs: a session in the ledger (see [`roundelay_ledger::Sessions`]). About once a
-//! second it says that it lives, and looks at the others. A worker that could not say so for its lease ends its runs
-//! *before* others may take them: its own count begins when it asked, theirs when they saw the answer. All of that
-//! is counted by clocks that cannot be set.
+//! A worker holds one lease for all its runs: a session in the ledger (see [`roundelay_ledger::Sessions`]). About once
+//! a second it says that it lives, and looks at the others. A worker that could not say so for its lease ends its runs
+//! *before* others may take them: its own count begins when it asked, theirs when they saw the answer. All of that is
+//! counted by clocks that cannot be set.
 //!
 //! A session is over for good. A worker whose session has lapsed, or was ended by others, begins another.
 
@@ -26,7 +26,8 @@ use tokio_util::sync::CancellationToken;
 /// A session of this worker.
 pub struct Term {
     pub(super) session: i64,
-    /// On this worker's clock, by [`instant`], counted from when it last asked, so never later than on another worker's.
+    /// On this worker's clock, by [`instant`], counted from when it last asked, so never later than on another
+    /// worker's.
     pub(super) ends: Mutex<Instant>,
     pub(super) over: CancellationToken,
 }
@@ -46,8 +47,8 @@ impl Term {
 pub struct Vitals {
     pub(super) length: Duration,
     term: Mutex<Option<Arc<Term>>>,
-    /// Wakes in the order of waiting, so that a simulation, which has one thread, tells the same each time: Tokio's `watch`
-    /// wakes by dice of its own.
+    /// Wakes in the order of waiting, so that a simulation, which has one thread, tells the same each time: Tokio's
+    /// `watch` wakes by dice of its own.
     pub(super) begun: Notify,
     claims: Mutex<BTreeMap<Fence, Arc<Claimed>>>,
 }
@@ -105,8 +106,8 @@ impl Vitals {
         }
     }
 
-    /// The ledger has heard what this worker said at `asked`. If the answer took long, the session had lapsed meanwhile, and
-    /// what waits for one has to hear that it goes on.
+    /// The ledger has heard what this worker said at `asked`. If the answer took long, the session had lapsed
+    /// meanwhile, and what waits for one has to hear that it goes on.
     pub(super) fn renewed(&self, term: &Term, asked: Instant) {
         *term.ends() = asked + self.length;
         self.begun.notify_waiters();
@@ -157,8 +158,8 @@ impl Lease<'_> {
         self.claimed.finishes.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until the run must end, because the chain is another's, or is about to be. The time is looked at whenever the
-    /// run goes on: when a process has stood still, timers fire only after whatever else was ready.
+    /// Waits until the run must end, because the chain is another's, or is about to be. The time is looked at whenever
+    /// the run goes on: when a process has stood still, timers fire only after whatever else was ready.
     pub async fn lost(&self) {
         let mut ended = pin!(self.ended());
         poll_fn(|context| match self.vitals.has_lapsed(&self.term) {

@@ -94,7 +94,8 @@ impl Context {
     }
 
     /// Says that the run is at `phase` now, of which `done` out of `total` are done. `roundelay show` has it within a
-    /// second or two, and the attempt's record keeps it. Say it as often as you like: what comes in between is left out.
+    /// second or two, and the attempt's record keeps it. Say it as often as you like: what comes in between is left
+    /// out.
     pub fn progress(&self, phase: &str, done: u64, total: u64) {
         self.report(Report { phase: Some(phase.into()), done: Some(done), total: Some(total) });
     }
@@ -124,8 +125,8 @@ impl Context {
     }
 
     /// Waits until `[throttles.<throttle>]` has room for `cost` starts, and takes it: for a run that makes more calls
-    /// than the one that its start stands for, or that calls another upstream. The wait goes by the priority of the job's
-    /// queue, and counts as part of the run's time.
+    /// than the one that its start stands for, or that calls another upstream. The wait goes by the priority of the
+    /// job's queue, and counts as part of the run's time.
     ///
     /// # Errors
     /// [`PermitError`] when there is no such throttle, or it never allows so much.
@@ -149,7 +150,8 @@ impl Context {
         self.tell(Advice { budget: Some((remaining, reset)), ..Advice::default() }).await;
     }
 
-    /// The upstream counts this job's call for `cost` starts. The throttle makes up for what the start has not stood for.
+    /// The upstream counts this job's call for `cost` starts. The throttle makes up for what the start has not stood
+    /// for.
     pub async fn spent(&self, cost: u32) {
         self.tell(Advice { cost: Some(cost), ..Advice::default() }).await;
     }

@@ -4,11 +4,11 @@
 //! - [`http`]: POSTs the job to a URL,
 //! - [`exec`]: starts a program with the job on its standard input.
 //!
-//! The engine gives a handler the job, which is data, and a [`Context`], by which the run can report, ask for permits and
-//! tell its throttle what the upstream has said.
+//! The engine gives a handler the job, which is data, and a [`Context`], by which the run can report, ask for permits
+//! and tell its throttle what the upstream has said.
 //!
-//! Layer: on `model`. May use: reqwest, processes. Knows neither ledger nor engine: [`Reports`] and [`Upstream`] are traits
-//! that the engine implements.
+//! Layer: on `model`. May use: reqwest, processes. Knows neither ledger nor engine: [`Reports`] and [`Upstream`] are
+//! traits that the engine implements.
 
 pub mod answer;
 mod context;
@@ -67,8 +67,8 @@ fn says_no_files(error: &io::Error) -> bool {
     matches!(error.raw_os_error().map(Errno::from_raw), Some(Errno::EMFILE | Errno::ENFILE))
 }
 
-/// That no more files can be opened here, if that is at the bottom of an error, or nothing can be opened now: a name that
-/// could not be looked up for that reason says only that it was not found.
+/// That no more files can be opened here, if that is at the bottom of an error, or nothing can be opened now: a name
+/// that could not be looked up for that reason says only that it was not found.
 fn out_of_files(error: &(dyn Error + 'static)) -> Option<io::Error> {
     let (mut said, mut cause) = (false, Some(error));
     while let Some(error) = cause {

@@ -10,8 +10,8 @@ use crate::chain::{ChainState, Hint};
 use crate::enroll::NewChain;
 use crate::error::LedgerError;
 
-/// The kind to give to [`Jobs::reserve`] for messages that are sent again from quarantine: the first copy that is about to
-/// run gets the reservation, and copies of other retries are dropped. These reservations end by themselves.
+/// The kind to give to [`Jobs::reserve`] for messages that are sent again from quarantine: the first copy that is about
+/// to run gets the reservation, and copies of other retries are dropped. These reservations end by themselves.
 pub const RETRIED: &str = "roundelay.retried";
 
 /// A one-off job on its way into the ledger's outbox. The job stays there until it is forgotten.
@@ -38,8 +38,8 @@ pub struct KeptJob {
 /// Keeps one-off jobs, the reservations of unique ones, and messages that cannot be used.
 #[async_trait]
 pub trait Jobs {
-    /// Keeps jobs and failed parts that the run of a one-off job of this `kind` and `key` asks for, and begins chains that it
-    /// has discovered, in one transaction. Answers the first messages of those that are new.
+    /// Keeps jobs and failed parts that the run of a one-off job of this `kind` and `key` asks for, and begins chains
+    /// that it has discovered, in one transaction. Answers the first messages of those that are new.
     ///
     /// # Errors
     /// When it is not known to be written.
@@ -77,8 +77,8 @@ pub trait Jobs {
     /// When it is not known to be written.
     async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError>;
 
-    /// Keeps a message that cannot be used, with the embedded broker, which stores none. If the message is that of the kept job `job`,
-    /// the job is forgotten too, so that a worker that starts does not find it again.
+    /// Keeps a message that cannot be used, with the embedded broker, which stores none. If the message is that of the
+    /// kept job `job`, the job is forgotten too, so that a worker that starts does not find it again.
     ///
     /// # Errors
     /// When it is not known to be written.
@@ -97,8 +97,8 @@ pub trait Jobs {
     /// When the ledger cannot be read.
     async fn owner(&self, owner: String) -> Result<ChainState, LedgerError>;
 
-    /// Reserves kind and key for the job `id`, for `window` from now, unless there is a reservation that goes on; that one
-    /// stays as it is, also if it is of the same job. Answers with the id of the job that has the reservation.
+    /// Reserves kind and key for the job `id`, for `window` from now, unless there is a reservation that goes on; that
+    /// one stays as it is, also if it is of the same job. Answers with the id of the job that has the reservation.
     ///
     /// # Errors
     /// When it is not known to be written.

@@ -1,8 +1,8 @@
 //! The truth about chains.
 //!
 //! Messages are replaceable hints; what the ledger says counts. The calls of the ledger are its *verbs*. A verb that
-//! writes takes effect as a whole or not at all; verbs that come together share a transaction. The verbs are grouped into traits by their callers and subject, and [`Ledger`] is the sum of the
-//! traits:
+//! writes takes effect as a whole or not at all; verbs that come together share a transaction. The verbs are grouped
+//! into traits by their callers and subject, and [`Ledger`] is the sum of the traits:
 //!
 //! | Trait | Its verbs are about | Who calls them | File |
 //! |---|---|---|---|
@@ -26,7 +26,8 @@
 //! | [`Measured`] | how much traffic it has had, and how much it holds | metrics | `traffic.rs` |
 //!
 //! - `chain`, `enroll`, `claim`, `finish` and the other small files: what the verbs take and answer.
-//! - `decide`: what the verbs of a tick come to (pure). [`comeback`]: when a worker asks again after the ledger has not answered.
+//! - `decide`: what the verbs of a tick come to (pure). [`comeback`]: when a worker asks again after the ledger has not
+//!   answered.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
 //! - [`postgres`]: a server that many workers share, written in groups too. Like `sqlite` it has each trait in the file
 //!   of the trait's name.

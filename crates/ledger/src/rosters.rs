@@ -20,17 +20,17 @@ pub struct Enlisted {
 /// Knows which entities of a kind have chains, and which of those have left the roster.
 #[async_trait]
 pub trait Rosters {
-    /// The chains of `kind`, ended ones too, with keys above `after`, in the order of their keys, at most `limit`. Manual runs
-    /// and members of batches are left out.
+    /// The chains of `kind`, ended ones too, with keys above `after`, in the order of their keys, at most `limit`.
+    /// Manual runs and members of batches are left out.
     ///
     /// # Errors
     /// When the ledger cannot be read.
     async fn enlisted(&self, kind: String, after: String, limit: u32) -> Result<Vec<Enlisted>, LedgerError>;
 
-    /// Ends the chains with these epochs, with their manual runs and the members of their batches, because their entities
-    /// have left the roster. Epochs of manual runs and of members are left out. Answers how many chains this call has
-    /// ended. The ledger remembers why they ended, so that they can begin anew when the entities return. After that none
-    /// of them can be claimed; a run that has begun may finish.
+    /// Ends the chains with these epochs, with their manual runs and the members of their batches, because their
+    /// entities have left the roster. Epochs of manual runs and of members are left out. Answers how many chains this
+    /// call has ended. The ledger remembers why they ended, so that they can begin anew when the entities return. After
+    /// that none of them can be claimed; a run that has begun may finish.
     ///
     /// # Errors
     /// When it is not known to be written.

@@ -204,8 +204,8 @@ impl Calendar {
     }
 }
 
-/// A time of the wall clock: milliseconds since 1970, as other programs write them. For people it is RFC 3339. All times
-/// that are shown are such; the ledger's become that here, and nowhere else.
+/// A time of the wall clock: milliseconds since 1970, as other programs write them. For people it is RFC 3339. All
+/// times that are shown are such; the ledger's become that here, and nowhere else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ToSchema)]
 #[serde(transparent)]
 #[schema(value_type = i64, example = 1_790_000_000_123_i64)]

@@ -1,8 +1,9 @@
 //! What becomes of a run that workers have died over (pure).
 //!
-//! A handler in the worker's own process, or a payload, may end that process: by deep recursion, or by its use of memory.
-//! Afterwards it cannot be told which of the runs in hand it was. So the deaths at which a run was in hand are counted, and
-//! the more there are, the less runs beside it: what is set aside in the end has been alone with its last death.
+//! A handler in the worker's own process, or a payload, may end that process: by deep recursion, or by its use of
+//! memory. Afterwards it cannot be told which of the runs in hand it was. So the deaths at which a run was in hand are
+//! counted, and the more there are, the less runs beside it: what is set aside in the end has been alone with its last
+//! death.
 
 /// What was in hand at so many deaths runs no more.
 pub const DEATHS_TO_QUARANTINE: u32 = 3;

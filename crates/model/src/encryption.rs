@@ -1,9 +1,9 @@
 //! Texts of users, sealed while they lie somewhere (pure).
 //!
-//! What is sealed, by whom and when is said in `crates/engine/src/sealing.rs`; here is how. The cipher is AES-256-SIV (RFC 5297):
-//! it authenticates, and it is deterministic. The same text in the same place gives the same bytes, which this engine
-//! needs: to publish a job again must give the same message, and an entity that is enrolled again must be known to be as
-//! it was. A reader of the ledger learns from it only that two texts of one place are the same.
+//! What is sealed, by whom and when is said in `crates/engine/src/sealing.rs`; here is how. The cipher is AES-256-SIV
+//! (RFC 5297): it authenticates, and it is deterministic. The same text in the same place gives the same bytes, which
+//! this engine needs: to publish a job again must give the same message, and an entity that is enrolled again must be
+//! known to be as it was. A reader of the ledger learns from it only that two texts of one place are the same.
 //!
 //! A sealed text is ASCII: `sealed:1:KEY:BASE64`. That is no JSON, and every text that is not sealed is JSON here, so
 //! neither can be taken for the other, whatever a publisher writes.
@@ -335,7 +335,8 @@ mod tests {
         }
     }
 
-    /// What lies in ledgers must be read by every later version, so this never changes. OpenSSL's AES-SIV makes the same.
+    /// What lies in ledgers must be read by every later version, so this never changes. OpenSSL's AES-SIV makes the
+    /// same.
     #[test]
     fn the_form_of_a_sealed_text_stays() {
         let sealed = ring(&[("k1", 7)], Some("k1")).sealed(PLACE, TEXT.into());

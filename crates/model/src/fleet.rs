@@ -291,7 +291,8 @@ pub struct Rhythm {
     /// Sets of ten seconds in their order, those without a start included: when they began, how many runs
     /// started, and how late one in a hundred of them was, on the worker where that was longest.
     pub sets: Vec<(Time, u64, Option<f64>)>,
-    /// The same for each second, while that is less than two minutes: a worker that has just begun shows something, too.
+    /// The same for each second, while that is less than two minutes: a worker that has just begun shows something,
+    /// too.
     pub seconds: Vec<(Time, u64, Option<f64>)>,
     /// The busiest second by the mean one; nothing where starts are too rare for that to mean anything.
     pub peak_to_mean: Option<f64>,

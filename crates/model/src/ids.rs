@@ -48,8 +48,8 @@ macro_rules! number {
 }
 
 number! {
-    /// One incarnation of a chain. The ledger gives the number, above zero, when the chain begins, and a new one when the
-    /// chain begins anew. It is unique in the ledger and never used again; a later incarnation has a higher number.
+    /// One incarnation of a chain. The ledger gives the number, above zero, when the chain begins, and a new one when
+    /// the chain begins anew. It is unique in the ledger and never used again; a later incarnation has a higher number.
     Epoch
 }
 

@@ -61,8 +61,8 @@ pub struct Envelope {
     /// engine ([`Envelope::read_at`]) it is the ledger's steady time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due: Option<Time>,
-    /// By how many milliseconds the clock that `due` is of is ahead of the ledger's time. The engine writes 0. Absent, it
-    /// is the wall clock, as it is set when the message is looked at; but a chain's hint is always the ledger's.
+    /// By how many milliseconds the clock that `due` is of is ahead of the ledger's time. The engine writes 0. Absent,
+    /// it is the wall clock, as it is set when the message is looked at; but a chain's hint is always the ledger's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clock: Option<i64>,
     /// Which try this is, from 1.
@@ -123,7 +123,8 @@ pub struct Enrolment {
     /// chain that is there keeps what it has.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub schedule: Option<Value>,
-    /// When the first tick of a chain that begins is due. Absent, at a place in its interval that follows from its name.
+    /// When the first tick of a chain that begins is due. Absent, at a place in its interval that follows from its
+    /// name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_due: Option<Time>,
 }

@@ -24,8 +24,8 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Those of queues, each with how many lanes it has, and of kinds, each with its priority. `prefix` begins the names
-    /// of the broker's queues.
+    /// Those of queues, each with how many lanes it has, and of kinds, each with its priority. `prefix` begins the
+    /// names of the broker's queues.
     pub fn new<'a>(
         prefix: &str,
         queues: impl IntoIterator<Item = (&'a String, u8)>,

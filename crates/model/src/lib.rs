@@ -1,19 +1,19 @@
 //! The rules: what the engine decides, as pure functions and plain data.
 //!
-//! Nothing here reads a clock, rolls dice, opens a file or a connection: time and randomness are passed in. So each rule has
-//! a table of cases as its test, and an edit of a rule is tested in seconds: `cargo test -p roundelay-model`.
+//! Nothing here reads a clock, rolls dice, opens a file or a connection: time and randomness are passed in. So each
+//! rule has a table of cases as its test, and an edit of a rule is tested in seconds: `cargo test -p roundelay-model`.
 //!
 //! A job meets the rules in this order:
 //!
-//! 1. [`job`]: the message that travels, and what a handler gets of it. [`encryption`] seals payloads, [`trace_context`] is
-//!    what a message carries of a trace.
-//! 2. [`topology`], [`ladder`], [`lanes`]: the queues of the broker; a delay as hops over rungs; which queue of a platform
-//!    queue a message takes.
+//! 1. [`job`]: the message that travels, and what a handler gets of it. [`encryption`] seals payloads,
+//!    [`trace_context`] is what a message carries of a trace.
+//! 2. [`topology`], [`ladder`], [`lanes`]: the queues of the broker; a delay as hops over rungs; which queue of a
+//!    platform queue a message takes.
 //! 3. [`pacing`]: limits, slots, breakers, budgets, and operators' orders on them.
-//! 4. [`guard`]: whether a manual run may start. [`deaths`]: runs that workers die over. [`fleet`]: workers and queues, and
-//!    what operators have ordered of them.
-//! 5. [`outcome`] with its [`reason`]: what the handler said. [`policy`]: what follows by the reason. [`failure`]: what is
-//!    kept of it. [`progress`]: how far a run has come.
+//! 4. [`guard`]: whether a manual run may start. [`deaths`]: runs that workers die over. [`fleet`]: workers and queues,
+//!    and what operators have ordered of them.
+//! 5. [`outcome`] with its [`reason`]: what the handler said. [`policy`]: what follows by the reason. [`failure`]: what
+//!    is kept of it. [`progress`]: how far a run has come.
 //! 6. [`schedule`]: when the next tick is due. [`calendar`] and [`clock`]: the ledger's time and the wall clock.
 //!
 //! Beside that: [`backoff`], the pauses between attempts; [`egress`], where HTTP calls may lead; [`ids`], the numbers

@@ -15,7 +15,8 @@
 //! - [`testing`]: the tests of those who embed the engine. Both stand on `ground`.
 //! - [`forecast`]: no faults, but a user's configuration.
 //!
-//! Layer: on `engine`. A job takes the same way as in production; only time, the network and the ledger's answers are ours.
+//! Layer: on `engine`. A job takes the same way as in production; only time, the network and the ledger's answers are
+//! ours.
 
 mod astray;
 pub mod forecast;

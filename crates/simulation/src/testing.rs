@@ -39,13 +39,13 @@ const START_AGAIN: Duration = Duration::from_secs(1);
 
 /// A test of handlers: what is to run, for how long, and what goes wrong meanwhile.
 ///
-/// The engine is the real one, with all that the configuration says of schedules, retries, throttles and guards. Time is
-/// virtual: it goes on to the next timer whenever no task can run, so a wait costs nothing. The same seed, with the
+/// The engine is the real one, with all that the configuration says of schedules, retries, throttles and guards. Time
+/// is virtual: it goes on to the next timer whenever no task can run, so a wait costs nothing. The same seed, with the
 /// same handlers, gives the same runs.
 ///
 /// - Broker and ledger are in memory, whatever the configuration names. Nothing listens, and no roster is read.
-/// - A handler may use tokio's time (`tokio::time::sleep`), and channels and locks. It can have no real network: give it
-///   a stand-in for what it calls. The machine's clock stays real; take the time from [`Job::nominal`] and
+/// - A handler may use tokio's time (`tokio::time::sleep`), and channels and locks. It can have no real network: give
+///   it a stand-in for what it calls. The machine's clock stays real; take the time from [`Job::nominal`] and
 ///   [`Job::deadline`].
 /// - A handler that is registered here lives on when its worker crashes, as a database does.
 #[must_use = "nothing happens before `run`"]
@@ -64,15 +64,16 @@ pub struct Simulation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The process of a worker is killed, and started again after `away`. What it ran is cut off, and runs again when the
-    /// ledger has noticed (see `worker.lease`).
+    /// The process of a worker is killed, and started again after `away`. What it ran is cut off, and runs again when
+    /// the ledger has noticed (see `worker.lease`).
     Crash {
         /// Which worker, from 0.
         worker: usize,
         /// How long it is gone.
         away: Duration,
     },
-    /// A worker loses its connection to the broker for this long. Its acknowledgements are lost, so messages come again.
+    /// A worker loses its connection to the broker for this long. Its acknowledgements are lost, so messages come
+    /// again.
     Disconnect {
         /// Which worker, from 0.
         worker: usize,
@@ -106,8 +107,8 @@ pub struct Run {
 
 /// What came of a simulation.
 ///
-/// A test that panics while it holds its report prints the seed to standard error. [`Display`](fmt::Display) shows every
-/// run.
+/// A test that panics while it holds its report prints the seed to standard error. [`Display`](fmt::Display) shows
+/// every run.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Report {
@@ -170,8 +171,8 @@ impl Simulation {
     /// Runs for `length` of virtual time. Can be called from any test, also from one of tokio.
     ///
     /// # Errors
-    /// [`StartError`] when configuration, handlers, chains, jobs and faults do not fit together, or a part of the engine
-    /// ended by itself.
+    /// [`StartError`] when configuration, handlers, chains, jobs and faults do not fit together, or a part of the
+    /// engine ended by itself.
     pub fn run(self, length: Duration) -> Result<Report, StartError> {
         // A thread of its own: in the runtime of a test of tokio no other runtime can run.
         let simulated = thread::spawn(move || {

@@ -207,7 +207,8 @@ async fn a_replaced_queue_is_consumed_again_at_once_or_after_a_silence() {
             ready(&**broker, "work", 1).await;
             first = timeout(Duration::from_millis(500), consumer.next()).await.ok().flatten();
         }
-        // A broker with much else to do may notice the deletion before the queue is there again, and cancel the consumer.
+        // A broker with much else to do may notice the deletion before the queue is there again, and cancel the
+        // consumer.
         let forgotten = stage.profile == Profile::Rabbit310 && first.is_none();
         for (body, again) in [("a", forgotten), ("b", forgotten), ("c", false)] {
             let delivery = match first.take() {

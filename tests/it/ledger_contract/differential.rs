@@ -1,6 +1,6 @@
-//! The same verbs, one after the other, on SQLite and on PostgreSQL. After each verb both answers must be the same, and so
-//! must all that can be read of the chains, jobs and failures. A verb is asked again, as after an answer that was lost;
-//! PostgreSQL's connections are cut; time passes.
+//! The same verbs, one after the other, on SQLite and on PostgreSQL. After each verb both answers must be the same, and
+//! so must all that can be read of the chains, jobs and failures. A verb is asked again, as after an answer that was
+//! lost; PostgreSQL's connections are cut; time passes.
 //!
 //! `ROUNDELAY_CASES` says how many sequences are tried, `ROUNDELAY_SEED` with which the first begins.
 
@@ -29,8 +29,8 @@ use tokio::time::Instant;
 use super::{LEASE, end};
 use crate::harness::{SLACK, Schema, chain};
 
-/// Time passes in these steps, and times count by this grid: both ledgers take real time for a sequence, and not the same.
-/// No bound in a ledger is a multiple of a step, so none decides by what a verb took.
+/// Time passes in these steps, and times count by this grid: both ledgers take real time for a sequence, and not the
+/// same. No bound in a ledger is a multiple of a step, so none decides by what a verb took.
 const GRID: Duration = Duration::from_secs(17);
 /// A ledger's time may seem to be so many milliseconds before the beginning.
 const EARLY: i64 = 500;

@@ -204,8 +204,8 @@ async fn a_chain_that_waits_for_its_other_row_is_not_overdue() {
     }
 }
 
-/// What runs between a copy of the ledger and its restore, the copy does not know of: after `RecoverAll` no manual run has
-/// an epoch and tick that another may have had.
+/// What runs between a copy of the ledger and its restore, the copy does not know of: after `RecoverAll` no manual run
+/// has an epoch and tick that another may have had.
 #[tokio::test]
 async fn manual_runs_do_not_go_on_in_their_epoch_after_a_restore() {
     for opened in all().await {

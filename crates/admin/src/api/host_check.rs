@@ -68,8 +68,8 @@ pub async fn pass(State(gate): State<Arc<Gate>>, mut request: Request, next: Nex
 }
 
 impl Gate {
-    /// Checks that a request is for this server and came through no proxy that the configuration does not name; stores its
-    /// host and its client in the request. Answers whether the host is no name or address of loopback.
+    /// Checks that a request is for this server and came through no proxy that the configuration does not name; stores
+    /// its host and its client in the request. Answers whether the host is no name or address of loopback.
     fn admit(&self, request: &mut Request) -> Result<bool> {
         let host = self.site.host(request.uri(), request.headers())?;
         self.site.direct(request.version(), request.headers())?;

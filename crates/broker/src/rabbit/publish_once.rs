@@ -128,8 +128,8 @@ pub(super) async fn publish_once(channel: &Channel, returns: &Returns, mut messa
         }
         Err(error) => return Tried::Broken(message, error),
     };
-    // lapin may give another message's return to this confirmation. It is noted for its own message. After one more round
-    // of the runtime all earlier confirmations have done so, too, and a return of this message is there.
+    // lapin may give another message's return to this confirmation. It is noted for its own message. After one more
+    // round of the runtime all earlier confirmations have done so, too, and a return of this message is there.
     let carried = returned.map(|returned| returns.note(&returned));
     one_more_round().await;
     let identity = || (message.id.clone(), message.exchange.to_string(), message.routing_key.to_string());

@@ -27,8 +27,8 @@ pub struct Kind {
     /// On a queue with `lanes`, jobs of a higher priority go first; less than the number of lanes.
     #[cfg_attr(test, schemars(range(min = 0, max = 9)))]
     pub priority: u8,
-    /// How long a run may take. One that takes longer is ended and tried again. A run of a one-off job is ended after 24
-    /// minutes in any case.
+    /// How long a run may take. One that takes longer is ended and tried again. A run of a one-off job is ended after
+    /// 24 minutes in any case.
     #[cfg_attr(test, schemars(extend("x-least" = "1ms", "x-most" = "1d")))]
     pub timeout: HumanDuration,
     /// For how many starts of its queue's throttle a run counts.

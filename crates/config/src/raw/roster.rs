@@ -12,18 +12,19 @@ use super::duration::HumanDuration;
 pub struct Roster {
     /// A template that makes the key from the columns. Without it, the column `key`.
     pub key: Option<String>,
-    /// A template that makes the platform queue. A row for which it gives nothing, because the column is empty or is not
-    /// there, has the queue that the kind's `queue` says.
+    /// A template that makes the platform queue. A row for which it gives nothing, because the column is empty or is
+    /// not there, has the queue that the kind's `queue` says.
     pub queue: Option<String>,
     /// A template that makes the priority of a chain's messages, in place of the kind's `priority`. A row for which it
     /// gives nothing has the kind's.
     pub priority: Option<String>,
     /// A template that makes the owner, with whom all chains can be paused, resumed and retired.
     pub owner: Option<String>,
-    /// A template that makes a schedule of the chain's own in place of the kind's: an interval, a cron expression, or a JSON object.
+    /// A template that makes a schedule of the chain's own in place of the kind's: an interval, a cron expression, or a
+    /// JSON object.
     pub schedule: Option<String>,
-    /// The keys of the entities themselves, where they are few and have nothing else to say, such as `["-"]`. At most one
-    /// of `keys`, `file`, `http` and `sql` is possible.
+    /// The keys of the entities themselves, where they are few and have nothing else to say, such as `["-"]`. At most
+    /// one of `keys`, `file`, `http` and `sql` is possible.
     pub keys: Option<Vec<String>>,
     /// A file that lists the entities, `.csv` or `.ndjson`, for workers to read from time to time.
     pub file: Option<String>,

@@ -106,9 +106,10 @@ impl Default for Ledger {
 pub struct Encryption {
     /// The key that new texts are sealed with: a name under `keys`. Empty, new ones are plain; what is sealed is opened
     /// all the same. `require`, or with several keys `require:NAME`, seals too, and takes nothing that is plain:
-    /// chains whose payload is wait for `roundelay encryption --reseal`, and messages whose payload is go to quarantine.
+    /// chains whose payload is wait for `roundelay encryption --reseal`, and messages whose payload is go to
+    /// quarantine.
     pub seal: Option<String>,
-    /// Keys by name: 64 random bytes each, in Base64 (`openssl rand -base64 64`), for AES-256-SIV. Keep a key here as long
-    /// as anything may be sealed with it: without it, that waits.
+    /// Keys by name: 64 random bytes each, in Base64 (`openssl rand -base64 64`), for AES-256-SIV. Keep a key here as
+    /// long as anything may be sealed with it: without it, that waits.
     pub keys: BTreeMap<String, Secret>,
 }

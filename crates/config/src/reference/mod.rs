@@ -1,8 +1,8 @@
 //! The reference of all settings, made from the shapes in `raw`: a page of the book, and a JSON Schema for editors.
 //!
 //! Only tests make it, so the program carries none of it. Both files are checked in, and a test holds them to the code.
-//! What the shapes cannot say by themselves (bounds that `check` knows, defaults that it fills in) stands beside them as
-//! attributes, and `probe` holds these to what `check` does.
+//! What the shapes cannot say by themselves (bounds that `check` knows, defaults that it fills in) stands beside them
+//! as attributes, and `probe` holds these to what `check` does.
 
 mod page;
 mod probe;

@@ -18,8 +18,8 @@ pub struct QueueReport {
 /// Later counts as this late: 30 days, in milliseconds.
 const MAX: u64 = 30 * 86_400_000;
 
-/// Collects latenesses and waits, in milliseconds. Takes some 16 KB, and more only for what is later than two seconds: a
-/// worker has several for each queue, and takes a new one every other second.
+/// Collects latenesses and waits, in milliseconds. Takes some 16 KB, and more only for what is later than two seconds:
+/// a worker has several for each queue, and takes a new one every other second.
 #[derive(Debug)]
 pub struct Latenesses(Histogram<u64>);
 

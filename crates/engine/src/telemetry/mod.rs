@@ -53,7 +53,8 @@ pub struct Telemetry {
     throttles: Mutex<BTreeMap<String, Arc<ThrottleFigures>>>,
 }
 
-/// What a worker counts in all. Prometheus gets those from [`Count::LeaseLost`] on; the others it gets by kind and queue.
+/// What a worker counts in all. Prometheus gets those from [`Count::LeaseLost`] on; the others it gets by kind and
+/// queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
     /// Handlers started.
@@ -78,8 +79,8 @@ pub enum Count {
     Cut,
     /// Runs that ended after another worker had claimed their tick: their end is not recorded.
     Fenced,
-    /// Times that this worker renewed its lease too late, that another worker took it for dead, or that one of its claims
-    /// was gone: another worker has the tick, or the chain has begun anew.
+    /// Times that this worker renewed its lease too late, that another worker took it for dead, or that one of its
+    /// claims was gone: another worker has the tick, or the chain has begun anew.
     LeaseLost,
     /// Messages that came for a tick already past.
     Stale,
@@ -198,7 +199,8 @@ impl Telemetry {
         self.families.census(census, at, took);
     }
 
-    /// Sets the gauges of workers and of what was ordered. `queues` are those of the configuration, each with its throttle.
+    /// Sets the gauges of workers and of what was ordered. `queues` are those of the configuration, each with its
+    /// throttle.
     pub fn fleet(
         &self,
         queues: &BTreeMap<String, Option<String>>,

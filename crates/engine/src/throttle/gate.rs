@@ -42,8 +42,8 @@ impl Gate {
         let window = limits.window.per + limits.slip();
         let emission = window.as_nanos() as f64 * FASTER / (f64::from(limits.window.allow.max(1)) * f64::from(CELLS));
         let emission = Duration::from_nanos(emission as u64);
-        // Between two starts lies less than between their slots: by the slip of the earlier one, and by what two looks at
-        // a clock may differ in.
+        // Between two starts lies less than between their slots: by the slip of the earlier one, and by what two looks
+        // at a clock may differ in.
         let unlike = Duration::from_micros(2 * MAX_SKEW.unsigned_abs());
         let slipped = ((limits.slip() + unlike).as_secs_f64() / emission.as_secs_f64()).ceil();
         // A start is charged when it has its slot, so the last one of a burst may cost as much as any.

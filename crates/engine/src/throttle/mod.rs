@@ -1,9 +1,9 @@
 //! Pacing starts: a limit for each window, for all workers together.
 //!
 //! One [`Throttle`] is shared by all queues that name it. Who waits stands in one line for each key,
-//! queues of higher priority first, and then jobs that are due first; [`roundelay_model::pacing::slots`] says when the next start
-//! may happen. By default the ledger hands the slots out, for all workers; with `scope = "worker"`
-//! each worker counts for itself, by the same arithmetic.
+//! queues of higher priority first, and then jobs that are due first; [`roundelay_model::pacing::slots`] says when the
+//! next start may happen. By default the ledger hands the slots out, for all workers; with `scope = "worker"` each
+//! worker counts for itself, by the same arithmetic.
 //!
 //! A slot is for now: a job that does not use its slot in time hands it on, or it is lost. It is had a little
 //! before it opens, so that what must be done before a start can be done meanwhile. While the ledger
@@ -384,7 +384,8 @@ impl Throttle {
         self.latency.lock()
     }
 
-    /// This worker's clock, which cannot be set. It never shows the beginning of time, which a throttle takes for never.
+    /// This worker's clock, which cannot be set. It never shows the beginning of time, which a throttle takes for
+    /// never.
     fn here(&self) -> Micros {
         i64::try_from(self.began.elapsed().as_micros()).unwrap_or(i64::MAX - 1) + 1
     }
@@ -476,8 +477,8 @@ mod tests {
         Want { priority, due: Time::from_millis(due), cost: 1, probe: false }
     }
 
-    /// The row is lost each second, as if an older copy of the ledger were restored again and again: each time the ledger
-    /// takes it that nothing has started for long.
+    /// The row is lost each second, as if an older copy of the ledger were restored again and again: each time the
+    /// ledger takes it that nothing has started for long.
     #[tokio::test(start_paused = true)]
     async fn the_gate_stops_what_a_ledger_that_was_set_back_lets_through() {
         let folder = tempfile::tempdir().unwrap();
@@ -636,7 +637,8 @@ mod tests {
         }
     }
 
-    /// It has stood still for longer than its lease, and all that waits in it is overdue, so it would be the first to ask.
+    /// It has stood still for longer than its lease, and all that waits in it is overdue, so it would be the first to
+    /// ask.
     #[tokio::test(start_paused = true)]
     async fn worker_that_cannot_claim_takes_no_slot_and_still_sends_feedback() {
         let able = Arc::new(std::sync::atomic::AtomicBool::new(false));

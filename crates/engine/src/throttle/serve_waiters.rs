@@ -12,11 +12,12 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::wait_queue::{Rank, WaitQueue};
 use super::{ON_THE_WAY, Slot, Throttle};
 
-/// Where this part of the slip is at least this long, a slot is asked for only just before it opens, so that a start of a
-/// higher priority that comes meanwhile gets it. A slow answer then makes the start late, and loses nothing.
+/// Where this part of the slip is at least this long, a slot is asked for only just before it opens, so that a start of
+/// a higher priority that comes meanwhile gets it. A slow answer then makes the start late, and loses nothing.
 const UNHURRIED: Duration = Duration::from_millis(100);
 /// Of workers that wait for the same slot, the one whose first start is due just now asks for it by up to this
-/// much later than one whose first start is overdue for [`OLDEST`]. It is a part of the lead, or far below the slip, so that no slot is lost.
+/// much later than one whose first start is overdue for [`OLDEST`]. It is a part of the lead, or far below the slip, so
+/// that no slot is lost.
 const HESITATION: Duration = Duration::from_millis(25);
 /// What is overdue for longer counts as overdue for this long.
 const OLDEST: Duration = Duration::from_secs(300);
@@ -24,16 +25,17 @@ const OLDEST: Duration = Duration::from_secs(300);
 const MAX_REQUESTS: usize = 1_024;
 /// The shortest planned pause before the next request.
 const MIN_PAUSE: Duration = Duration::from_millis(1);
-/// How often a worker without a session looks whether it has one again: a worker that stood still for longer than its lease
-/// begins another session first. Its jobs are the most overdue, so it would get every slot, and could claim nothing.
+/// How often a worker without a session looks whether it has one again: a worker that stood still for longer than its
+/// lease begins another session first. Its jobs are the most overdue, so it would get every slot, and could claim
+/// nothing.
 const CANNOT_CLAIM: Duration = Duration::from_millis(20);
 /// The first wait after the ledger has not answered.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// These waits grow to this; of all wait queues one asks sooner, and wakes the others when it is answered (`Comeback`).
 const MAX_PAUSE: Duration = Duration::from_secs(2);
 
-/// Serves a queue as [`serve_waiters`] does, and begins again after a panic: no other task would, and the jobs in the queue
-/// would wait for ever.
+/// Serves a queue as [`serve_waiters`] does, and begins again after a panic: no other task would, and the jobs in the
+/// queue would wait for ever.
 pub(super) async fn keep_serving(throttle: Arc<Throttle>, key: String, wait_queue: Arc<WaitQueue>) {
     let name = throttle.name.clone();
     again_after_panics(&name, || serve_waiters(throttle.clone(), key.clone(), wait_queue.clone())).await;
@@ -101,8 +103,8 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, wait_queue: Arc<Wai
         pause = FIRST_PAUSE;
         throttle.board.comeback.answered();
         let here = Instant::now();
-        // What the clock of the slots shows by now: this worker's reading, if it lies between the answer's `now` and that plus
-        // the round trip. Else `now`, and slots open late, never early.
+        // What the clock of the slots shows by now: this worker's reading, if it lies between the answer's `now` and
+        // that plus the round trip. Else `now`, and slots open late, never early.
         let took = i64::try_from((here - asked).as_micros()).unwrap_or(i64::MAX / 2);
         let shows = match settings.scope {
             ThrottleScope::Fleet => throttle.ledger.now().as_millis() * 1_000,

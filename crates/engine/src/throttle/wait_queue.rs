@@ -19,8 +19,8 @@ const BUDGETS_APART: Duration = Duration::from_secs(1);
 
 /// What was heard of failures and budgets is remembered for this long when no job waits.
 const NEWS: Duration = Duration::from_secs(600);
-/// When the next slot opens, or a hold ends, is believed for this long: an operator may release it, or allow more. A line
-/// is kept for it if that is farther away.
+/// When the next slot opens, or a hold ends, is believed for this long: an operator may release it, or allow more. A
+/// line is kept for it if that is farther away.
 const BELIEVED: Duration = Duration::from_secs(5);
 
 /// Those who wait, and slots that were handed back.
@@ -113,8 +113,8 @@ impl WaitQueue {
         &self.counts
     }
 
-    /// Joins it, for a slot that opens before `until`. Answers also whether no task serves the queue yet: the caller sees to
-    /// that.
+    /// Joins it, for a slot that opens before `until`. Answers also whether no task serves the queue yet: the caller
+    /// sees to that.
     pub fn join(&self, want: Want, until: Option<Instant>) -> (Joined, bool) {
         let (sender, slot) = oneshot::channel();
         let mut inner = self.inner();

@@ -12,8 +12,8 @@ use tokio::signal::unix::{Signal as SignalStream, SignalKind, signal};
 
 /// A running program, the leader of its own process group. To drop it before [`Group::reap`] kills the group.
 ///
-/// A group is signalled by its id, which is the leader's process id. Once the leader has been reaped, the system may give
-/// that id to another program. So a caller kills the group *before* that: [`Group::ended`] only looks, and
+/// A group is signalled by its id, which is the leader's process id. Once the leader has been reaped, the system may
+/// give that id to another program. So a caller kills the group *before* that: [`Group::ended`] only looks, and
 /// [`Group::reap`] is the last step.
 #[derive(Debug)]
 pub struct Group {
@@ -42,8 +42,8 @@ impl Group {
         }
     }
 
-    /// Returns when the leader has ended, or when its state cannot be read. The leader is not reaped: it stays a zombie, so
-    /// its process id is not used again.
+    /// Returns when the leader has ended, or when its state cannot be read. The leader is not reaped: it stays a
+    /// zombie, so its process id is not used again.
     #[cfg(any(target_os = "linux", target_os = "freebsd"))]
     pub async fn ended(&mut self) {
         use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
@@ -55,8 +55,8 @@ impl Group {
         }
     }
 
-    /// Returns when the leader has ended. This platform has no `waitid` that leaves a zombie, so the leader is reaped here;
-    /// there is a tiny chance that its id is used again before the group is killed.
+    /// Returns when the leader has ended. This platform has no `waitid` that leaves a zombie, so the leader is reaped
+    /// here; there is a tiny chance that its id is used again before the group is killed.
     #[cfg(not(any(target_os = "linux", target_os = "freebsd")))]
     pub async fn ended(&mut self) {
         let _ = &self.child_signals;

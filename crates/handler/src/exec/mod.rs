@@ -1,8 +1,7 @@
 //! Starts a program with the job on its standard input, and takes its exit code for the outcome.
 //!
-//! `program` says whether it may be started, and within which limits, `group` is the program's process group and sees to
-//! its end, `tail` keeps what it wrote last, and
-//! `lines` finds what it says of its progress meanwhile.
+//! `program` says whether it may be started, and within which limits, `group` is the program's process group and sees
+//! to its end, `tail` keeps what it wrote last, and `lines` finds what it says of its progress meanwhile.
 //! `docs/handlers.md` documents the contract.
 
 mod group;

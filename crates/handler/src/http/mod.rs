@@ -1,7 +1,7 @@
 //! POSTs the job to a URL and takes the answer for the outcome.
 //!
-//! `target` makes the request's URL, `headers` its identity headers, `wire` its body, `signature` signs it, `reach` says
-//! where it may lead and `client` sees to that, and `status` turns the answer into an outcome. `docs/handlers.md`
+//! `target` makes the request's URL, `headers` its identity headers, `wire` its body, `signature` signs it, `reach`
+//! says where it may lead and `client` sees to that, and `status` turns the answer into an outcome. `docs/handlers.md`
 //! documents all of it.
 
 mod advice;

@@ -17,7 +17,8 @@ use super::{ground, round};
 
 /// The beginning of virtual time; any time will do.
 const FROM: Time = Time::from_millis(1_800_000_000_000);
-/// When the outage begins and ends, in intervals of the chains. It is longer than one, so that all are overdue at its end.
+/// When the outage begins and ends, in intervals of the chains. It is longer than one, so that all are overdue at its
+/// end.
 const OUTAGE: std::ops::Range<u32> = 3..5;
 
 /// The settings of the measurement.

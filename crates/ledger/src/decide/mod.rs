@@ -1,13 +1,13 @@
 //! What the verbs of a tick come to (pure).
 //!
-//! A ledger carries a verb out in three steps: it loads the rows that the verb wants into a [`Page`], lets the verb decide,
-//! which changes the page and gives the answer, and writes the page. PostgreSQL's ledger does so. SQLite's shares [`grant`]
-//! and says the rest in statements of its own; `tests/it/ledger_contract/differential.rs` compares the two after each of
-//! thousands of random verbs.
+//! A ledger carries a verb out in three steps: it loads the rows that the verb wants into a [`Page`], lets the verb
+//! decide, which changes the page and gives the answer, and writes the page. PostgreSQL's ledger does so. SQLite's
+//! shares [`grant`] and says the rest in statements of its own; `tests/it/ledger_contract/differential.rs` compares the
+//! two after each of thousands of random verbs.
 //!
 //! - [`claim`], with [`grant`]: whether a run may begin. [`finish`]: how a run ends, and what follows.
-//! - [`enroll`]: chains begin. [`jobs`]: what is kept of one-off jobs. [`notes`]: what was sent, when to look again, and what
-//!   failed.
+//! - [`enroll`]: chains begin. [`jobs`]: what is kept of one-off jobs. [`notes`]: what was sent, when to look again,
+//!   and what failed.
 
 mod claim;
 mod enroll;

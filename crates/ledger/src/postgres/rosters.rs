@@ -56,8 +56,8 @@ impl Rosters for PostgresLedger {
     }
 }
 
-/// Those of $1 that are rotations, and the manual runs beside them; locked first, in the order of their epochs, as every
-/// transaction does.
+/// Those of $1 that are rotations, and the manual runs beside them; locked first, in the order of their epochs, as
+/// every transaction does.
 const LOCK: &str = "SELECT epoch FROM chains WHERE state <> 2 AND epoch = ANY (ARRAY(
                         SELECT beside.epoch FROM chains c
                         JOIN chains beside ON beside.kind = c.kind AND beside.key = c.key AND beside.parent = 0

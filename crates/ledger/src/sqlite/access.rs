@@ -122,8 +122,8 @@ impl Store {
             };
             Ok((row.get::<_, Hash>(0)?, time(row, 1)?, time(row, 2)?, answer))
         });
-        // The first arm that fits counts: too old, so a new one begins; another request with the same key; answered already;
-        // still answered by another server. Else a new one begins: there is none, or its lease is over.
+        // The first arm that fits counts: too old, so a new one begins; another request with the same key; answered
+        // already; still answered by another server. Else a new one begins: there is none, or its lease is over.
         match found.optional()? {
             Some((_, began, ..)) if began <= now - REQUESTS_KEPT => {}
             Some((stored, ..)) if stored != *fingerprint => return Ok(Begun::Other),
@@ -131,7 +131,8 @@ impl Store {
             Some((_, _, until, None)) if now < until => return Ok(Begun::Running),
             _ => {}
         }
-        // Deleted and inserted, not updated: the number is new, so a late `end_request` of the server before finds no row.
+        // Deleted and inserted, not updated: the number is new, so a late `end_request` of the server before finds no
+        // row.
         self.connection.prepare_cached("DELETE FROM requests WHERE actor = ?1 AND key = ?2")?.execute([actor, key])?;
         let insert = "INSERT INTO requests (actor, key, fingerprint, began, lease_until) VALUES (?1, ?2, ?3, ?4, ?5)
                       RETURNING number";
@@ -163,7 +164,8 @@ impl Store {
         let mut forgotten = 0;
         let requests = "DELETE FROM requests WHERE number IN
                             (SELECT number FROM requests WHERE began <= ?1 ORDER BY began LIMIT ?2)";
-        // Entries are written in the order of their numbers, and `at` has no index: only the lowest numbers are looked at.
+        // Entries are written in the order of their numbers, and `at` has no index: only the lowest numbers are looked
+        // at.
         let audit = "DELETE FROM audit WHERE number IN (SELECT number FROM audit ORDER BY number LIMIT ?2)
                      AND at <= ?1";
         for (delete, kept) in [(requests, REQUESTS_KEPT), (audit, AUDIT_KEPT)] {

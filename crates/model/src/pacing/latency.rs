@@ -7,10 +7,10 @@ const LATENCY_DECAY: Micros = 32;
 
 /// The estimate for [`super::slots::GrantRequest::ahead`]: slots that open sooner are over when their answer comes.
 ///
-/// The slowest of the last answers counts, but only if the answer next to it was as slow. Between a slot that opens that
-/// far ahead and the slot before it there may be room that no start gets, each time a start asks that has just come. So
-/// one answer that was slow because this worker stood still, or because it had to connect, must not count: it would
-/// cost all workers of the throttle a second in two until it is forgotten.
+/// The slowest of the last answers counts, but only if the answer next to it was as slow. Between a slot that opens
+/// that far ahead and the slot before it there may be room that no start gets, each time a start asks that has just
+/// come. So one answer that was slow because this worker stood still, or because it had to connect, must not count: it
+/// would cost all workers of the throttle a second in two until it is forgotten.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Latency {
     expected: Micros,
@@ -57,8 +57,8 @@ mod tests {
         }
     }
 
-    /// Two workers, of which one has stood still while it asked. It has one start at a time, which runs for a tenth of a
-    /// second; the other has always enough.
+    /// Two workers, of which one has stood still while it asked. It has one start at a time, which runs for a tenth of
+    /// a second; the other has always enough.
     #[test]
     fn latency_of_a_worker_that_stood_still_costs_others_nothing() {
         const S: Micros = 1_000_000;

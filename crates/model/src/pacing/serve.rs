@@ -37,8 +37,8 @@ pub struct SlotResponse {
 
 /// Serves a request at the ledger's time `now` (pure): applies the orders and the feedback, then grants slots.
 ///
-/// `known_since` is the time since which the ledger's reader can tell how much time has passed, if that is not long ago:
-/// see [`crate::clock::Followed::known_since`].
+/// `known_since` is the time since which the ledger's reader can tell how much time has passed, if that is not long
+/// ago: see [`crate::clock::Followed::known_since`].
 pub fn serve(
     state: &mut State,
     orders: &Orders,

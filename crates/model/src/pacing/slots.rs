@@ -1,8 +1,9 @@
 //! When the starts of a throttle may happen (pure).
 //!
-//! A throttle grants *slots*: times at which one start may happen. A start may use its slot late, by up to the slip `g`.
-//! So a late start and a start that is on time can lie closer together than their slots. All arithmetic is therefore
-//! done over windows of `per + g`: then no window of `per` holds more than `allow` starts, wherever the window begins.
+//! A throttle grants *slots*: times at which one start may happen. A start may use its slot late, by up to the slip
+//! `g`. So a late start and a start that is on time can lie closer together than their slots. All arithmetic is
+//! therefore done over windows of `per + g`: then no window of `per` holds more than `allow` starts, wherever the
+//! window begins.
 //!
 //! The first window of a throttle paces, by the generic cell rate algorithm (GCRA; ITU-T I.371, there as "virtual
 //! scheduling", also known as the leaky bucket as a meter). The emission interval alone keeps the window exact. With a
@@ -31,7 +32,8 @@
 //! - `row`: how the ledger stores the state. `view`: what people see of it.
 //!
 //! Slots are granted shortly before they open, never long ahead. So a start of a higher priority that comes later gets
-//! the next slot; a worker that dies with a slot wastes one slot; and after a pause of the ledger no slots are saved up.
+//! the next slot; a worker that dies with a slot wastes one slot; and after a pause of the ledger no slots are saved
+//! up.
 
 pub mod breaker;
 pub mod feedback;
@@ -267,8 +269,8 @@ impl State {
         }
     }
 
-    /// Whether the request belongs to the probe of a half-open breaker. That start has its slot already and only asks for
-    /// more, so nothing that slows or queues others stops it.
+    /// Whether the request belongs to the probe of a half-open breaker. That start has its slot already and only asks
+    /// for more, so nothing that slows or queues others stops it.
     fn is_probe(&self, request: &StartRequest) -> bool {
         self.circuit.tripped && request.probe
     }
@@ -301,9 +303,9 @@ impl State {
         GrantResponse { again, held_until, failing: self.circuit.failures > 0, ..GrantResponse::default() }
     }
 
-    /// The time becomes `now`, or stays a little later: time never goes back. The ledger may know a slightly earlier time
-    /// for a moment. But a ledger that is behind by more than `MAX_STEP_BACK` was begun anew with another time, and has
-    /// stood still.
+    /// The time becomes `now`, or stays a little later: time never goes back. The ledger may know a slightly earlier
+    /// time for a moment. But a ledger that is behind by more than `MAX_STEP_BACK` was begun anew with another time,
+    /// and has stood still.
     pub fn turn_to(&mut self, limits: &Limits, now: Micros) -> Micros {
         if self.seen - now > MAX_STEP_BACK {
             self.holds.as_ordered.1 += now - self.seen;

@@ -159,8 +159,8 @@ impl Schedule {
         Some(next)
     }
 
-    /// From which to which nominal time, both inclusively, occurrences have run as misfires since the wall clock was set
-    /// across them.
+    /// From which to which nominal time, both inclusively, occurrences have run as misfires since the wall clock was
+    /// set across them.
     fn misfires(&self, last_start: Time, done: Time, setting: Setting<'_>) -> Vec<(Time, Time)> {
         let (phase, mut ran) = (setting.phase, Vec::<(Time, Time)>::new());
         for leap in setting.calendar.leaps().filter(|leap| leap.at <= last_start) {
@@ -279,7 +279,8 @@ mod tests {
                 to(day, 32),
             ),
             ("all, and all are too late", of(All, Some(20)), asleep(60, 60), 31, day_ahead.clone(), to(day + 60, 60)),
-            // A day ahead for twenty minutes; what misfired ran at 31, and then the chain slept until 09:00 of the next day.
+            // A day ahead for twenty minutes; what misfired ran at 31, and then the chain slept until 09:00 of the next
+            // day.
             ("there and back", hourly(), started(31), 50, there_and_back.clone(), to(120, 120)),
             (
                 "there and back, all had run",
@@ -429,8 +430,8 @@ mod tests {
     }
 
     proptest! {
-        /// A chain whose runs take no time, and a clock that is set now and then: what the clock shows by running on runs
-        /// once, the first time that it is shown; what it was set across and never shows runs at most once.
+        /// A chain whose runs take no time, and a clock that is set now and then: what the clock shows by running on
+        /// runs once, the first time that it is shown; what it was set across and never shows runs at most once.
         #[test]
         fn each_occurrence_runs_once_whatever_the_clock_is_set_to(
             set in prop::collection::vec((1_u64..90, -300_i64..300), 0..6),

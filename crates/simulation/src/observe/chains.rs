@@ -204,7 +204,8 @@ impl Observer {
         }
     }
 
-    /// Whether a process can see that the one of a session has ended: those of the first two workers are on one machine.
+    /// Whether a process can see that the one of a session has ended: those of the first two workers are on one
+    /// machine.
     pub fn is_gone(&self, session: i64, seen_by: &Process) -> bool {
         const TOGETHER: usize = 2;
         let state = self.lock();

@@ -352,10 +352,10 @@ pub(super) fn died_over(chain: &LateChain) -> bool {
 }
 
 /// How late a claim may be in the steady calm. Where its queue has a throttle the claim is made once its slot is had:
-/// that may take the throttle's longest window, and the spacing of slots for each start of others since the tick was due,
-/// as of one-off jobs that have waited for the broker. It counts where the message waits, and not where its chain began:
-/// chains get other queues. Also a tick that only gathers its batch waits like this, since nothing but its claim says that
-/// it runs no handler.
+/// that may take the throttle's longest window, and the spacing of slots for each start of others since the tick was
+/// due, as of one-off jobs that have waited for the broker. It counts where the message waits, and not where its chain
+/// began: chains get other queues. Also a tick that only gathers its batch waits like this, since nothing but its claim
+/// says that it runs no handler.
 fn may_be_late(config: &Config, claim: &Late, starts: &BTreeMap<&str, Vec<Instant>>) -> Duration {
     let named = config.queues.get(&claim.queue).and_then(|queue| queue.throttle.as_deref());
     let Some((name, throttle)) = named.and_then(|name| Some((name, config.throttles.get(name)?))) else {

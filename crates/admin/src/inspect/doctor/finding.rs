@@ -102,8 +102,8 @@ impl Finding {
     }
 }
 
-/// Runs an async operation for at most `within`; then it is aborted. It is a task of its own, so that the timer fires even
-/// while the operation blocks its thread.
+/// Runs an async operation for at most `within`; then it is aborted. It is a task of its own, so that the timer fires
+/// even while the operation blocks its thread.
 pub async fn limited<T: Send + 'static>(
     within: Duration,
     work: impl Future<Output = T> + Send + 'static,
@@ -140,7 +140,8 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// A length of time without its sign: `3days 4h`, `12s`, `340ms`. From 10 s on in whole seconds, from a day on in whole hours.
+/// A length of time without its sign: `3days 4h`, `12s`, `340ms`. From 10 s on in whole seconds, from a day on in whole
+/// hours.
 pub fn span(millis: i64) -> String {
     let span = Duration::from_millis(millis.unsigned_abs());
     let coarse = match span.as_secs() {

@@ -206,9 +206,9 @@ fn shown(text: &[u8]) -> String {
     text
 }
 
-/// The content header that is handed on in place of one with a fault. `known` is the beginning of the faulty one, `bytes`
-/// its size. The new one has the same size of the body and, where it can be read, the same id of the message. Its only
-/// header is called `header_name`, and says what was wrong.
+/// The content header that is handed on in place of one with a fault. `known` is the beginning of the faulty one,
+/// `bytes` its size. The new one has the same size of the body and, where it can be read, the same id of the message.
+/// Its only header is called `header_name`, and says what was wrong.
 pub(super) fn instead(known: &[u8], bytes: usize, fault: &Fault, header_name: &str) -> Vec<u8> {
     let mut told = format!("{fault}; they were dropped ({} bytes)", bytes.saturating_sub(BEFORE));
     let names = names(known).join("`, `");

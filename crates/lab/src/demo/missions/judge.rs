@@ -315,8 +315,8 @@ mod tests {
         }
     }
 
-    /// Sixty missions, two on each channel, each every six seconds, ten a second; a worker was killed in the middle, and
-    /// its tick was repeated.
+    /// Sixty missions, two on each channel, each every six seconds, ten a second; a worker was killed in the middle,
+    /// and its tick was repeated.
     fn perfect() -> Record {
         let missions = 1..=60;
         let mut calls: Vec<Call> = (0..4_u64)

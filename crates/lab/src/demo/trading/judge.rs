@@ -639,7 +639,8 @@ mod tests {
     fn a_run_behind_a_stuck_call_is_the_servers_fault() {
         let night = |stuck: bool| {
             violations(move |record| {
-                // The run for 00:30 waits for a quarter of an hour of the wall clock, so those for 00:31 to 00:44 are left out.
+                // The run for 00:30 waits for a quarter of an hour of the wall clock, so those for 00:31 to 00:44 are
+                // left out.
                 let gone: Vec<Time> = (32..=46).map(minute).collect();
                 record.calls.retain(|call| call.command != "recover-stale" || !gone.contains(&call.nominal));
                 record.audit.retain(|entry| entry.run.0 != 1 || !gone[1..].contains(&entry.due));

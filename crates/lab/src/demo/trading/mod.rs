@@ -32,8 +32,8 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 const LEAD: Duration = Duration::from_secs(3);
 /// How long after the night's end the last runs may still come.
 const SETTLE: Duration = Duration::from_secs(10);
-/// When an operator runs `create-positions`, in minutes of the night: 00:32:10, two minutes and something after its last
-/// time and less than one before its next, and half an hour later again, and so on.
+/// When an operator runs `create-positions`, in minutes of the night: 00:32:10, two minutes and something after its
+/// last time and less than one before its next, and half an hour later again, and so on.
 const BY_HAND: [f64; 6] = [34.17, 64.17, 94.17, 124.17, 154.17, 184.17];
 const POSITIONS: &str = "create-positions";
 const ATTEMPTS: u32 = 1_000;

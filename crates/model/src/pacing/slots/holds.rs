@@ -46,8 +46,8 @@ impl Holds {
     }
 
     /// The spacing (µs) between a slot that opens at `opens` and the next one. Without a slow start and a budget it is
-    /// `even`: the emission interval times `cost`. No budget slows a probe. There is no slow start while the upstream is
-    /// not known to work (`works`).
+    /// `even`: the emission interval times `cost`. No budget slows a probe. There is no slow start while the upstream
+    /// is not known to work (`works`).
     pub fn step(&self, limits: &Limits, opens: Micros, (cost, even): (u32, f64), works: bool, probe: bool) -> f64 {
         let mut step = even;
         let left = self.slow_start_until - opens;

@@ -19,7 +19,8 @@ impl State {
         }
         self.holds.ordered = self.holds.as_ordered.0 + self.holds.as_ordered.1;
         let (until, before) = (self.holds.ordered, self.holds.slow_start_until);
-        // The slow start is noted when the hold ends and not before: until then the hold may be shortened or taken back.
+        // The slow start is noted when the hold ends and not before: until then the hold may be shortened or taken
+        // back.
         if orders.hold.is_some() && until <= now + LEAD && now < until + slow_start(limits) {
             self.start_slowly(limits, until);
             self.holds.slow_start_until = self.holds.slow_start_until.max(before);

@@ -1,5 +1,5 @@
-//! How the ledger stores a throttle. Ledgers have such rows: the one-letter names and their meanings must stay, whatever
-//! the fields are called here.
+//! How the ledger stores a throttle. Ledgers have such rows: the one-letter names and their meanings must stay,
+//! whatever the fields are called here.
 
 use std::collections::BTreeMap;
 
