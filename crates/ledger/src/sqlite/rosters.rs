@@ -28,7 +28,9 @@ impl Store {
         for epoch in epochs {
             let name = self
                 .connection
-                .prepare_cached("UPDATE chains SET state = 2 WHERE epoch = ?1 AND state <> 2 AND once = 0 RETURNING kind, key")?
+                .prepare_cached(
+                    "UPDATE chains SET state = 2 WHERE epoch = ?1 AND state <> 2 AND once = 0 RETURNING kind, key",
+                )?
                 .query_row([epoch.get()], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))
                 .optional()?;
             let Some((kind, key)) = name else { continue };
