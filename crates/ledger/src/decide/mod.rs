@@ -1,13 +1,12 @@
-//! What the verbs of a tick come to (pure).
+//! What the verbs of a tick come to (pure), the same for every ledger.
 //!
-//! A ledger carries a verb out in three steps: it loads the rows that the verb wants into a [`Page`], lets the verb
-//! decide, which changes the page and gives the answer, and writes the page. PostgreSQL's ledger does so. SQLite's
-//! shares [`grant`] and says the rest in statements of its own; `tests/it/ledger_contract/differential.rs` compares the
-//! two after each of thousands of random verbs.
+//! A ledger carries a verb out in three steps: it loads the rows that the verb wants into a [`Page`], lets the verb decide,
+//! which changes the page and gives the answer, and writes the page. What differs between ledgers is SQL. So what the
+//! simulation and the mutants prove on SQLite is what PostgreSQL does, too.
 //!
 //! - [`claim`], with [`grant`]: whether a run may begin. [`finish`]: how a run ends, and what follows.
-//! - [`enroll`]: chains begin. [`jobs`]: what is kept of one-off jobs. [`notes`]: what was sent, when to look again,
-//!   and what failed.
+//! - [`enroll`]: chains begin. [`jobs`]: what is kept of one-off jobs. [`notes`]: what was sent, when to look again, and what
+//!   failed.
 
 mod claim;
 mod enroll;
@@ -22,7 +21,7 @@ use roundelay_model::ids::Epoch;
 pub(crate) use enroll::Enroll;
 pub(crate) use jobs::{Accept, ForgetJobs, KeepJob};
 pub(crate) use notes::{Flush, Look, MarkSent, RecordFailure};
-pub(crate) use page::{Held, Job, Page, Quarantined, Wanted};
+pub(crate) use page::{Begun, Ended, Failed, Held, Inserted, Job, Page, Quarantined, Wanted};
 
 /// Something to decide and write. It may be decided more than once, each time on another page,
 /// when a transaction has to be tried again.

@@ -9,6 +9,7 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store, time};
+use crate::decide::{Accept, RecordFailure};
 use crate::error::LedgerError;
 use crate::failed::{DueItem, FailureCursor, FailureFilter, Failures, Hold, Plan, PlannedItem};
 use crate::look::sqlite_glob;
@@ -45,26 +46,6 @@ pub(super) fn failure(row: &Row<'_>) -> Result<Failure> {
 }
 
 impl Store {
-    /// A part that failed permanently stays so, whatever is reported later; for a whole entity the last report counts.
-    /// While a job is under way for a part, that job is waited for.
-    pub(super) fn record_failure(&mut self, kind: &str, key: &str, failed: &FailedItem, at: Time) -> Result<()> {
-        let FailedItem { item, reason, code, next_retry_at, permanent } = failed;
-        let next = next_retry_at.map(Time::as_millis);
-        self.connection
-            .prepare_cached(
-                "INSERT INTO failures (kind, key, item, reason, times, first_at, last_at, code, attempts, next_retry_at,
-                                       permanent)
-                 VALUES (?1, ?2, ?3, ?4, 1, ?5, ?5, ?6, 1, ?7, ?8)
-                 ON CONFLICT (kind, key, item) DO UPDATE
-                 SET reason = ?4, times = times + 1, last_at = ?5, code = ?6, attempts = attempts + 1,
-                     permanent = ?8 OR (permanent AND item <> ''),
-                     next_retry_at = CASE WHEN ?8 OR (permanent AND item <> '') THEN NULL
-                                          WHEN fed IS NOT NULL THEN next_retry_at ELSE ?7 END",
-            )?
-            .execute(params![kind, key, item, reason, at.as_millis(), code, next, permanent])?;
-        Ok(())
-    }
-
     fn failed(&self, filter: &FailureFilter, after: Option<FailureCursor>, limit: u32) -> Result<Vec<Failure>> {
         let sql = format!(
             "SELECT {FAILURE} FROM failures f WHERE {FITS} AND (f.kind, f.key, f.item) > (?8, ?9, ?10)
@@ -149,7 +130,9 @@ impl Store {
             return Ok(false);
         }
         if let Some(job) = job {
-            self.accept((kind, key), std::slice::from_ref(job), &[], &[], now)?;
+            let (chains, failed) = (Vec::new(), Vec::new());
+            let (kind, key, spawned) = (kind.clone(), key.clone(), vec![job.clone()]);
+            self.carry_out(&Accept { kind, key, spawned, chains, failed }, now)?;
         }
         Ok(true)
     }
@@ -261,7 +244,8 @@ impl Failures for SqliteLedger {
     }
 
     async fn record_failure(&self, kind: String, key: String, failed: FailedItem, at: Time) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.record_failure(&kind, &key, &failed, at)).await
+        let record = RecordFailure { kind, key, failed, at };
+        self.writer.write(move |store| store.carry_out(&record, at)).await
     }
 
     async fn failures(&self, limit: u32) -> Result<Vec<Failure>, LedgerError> {

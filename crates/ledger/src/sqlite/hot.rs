@@ -70,7 +70,6 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use std::slice::from_ref;
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -81,6 +80,7 @@ mod tests {
     use crate::catch_up::LookAgain;
     use crate::chain::{Hint, Kinds};
     use crate::claim::{Claim, ClaimId, ClaimRequest};
+    use crate::decide::Enroll;
     use crate::enroll::NewChain;
     use crate::finish::{FinishRequest, Member};
     use crate::look::{ListFilter, Move};
@@ -236,7 +236,7 @@ mod tests {
                 let members = store.messages(&["work".into()], &kinds(), Epoch::NONE, 100).unwrap();
                 let hint = members.into_iter().rfind(|hint| hint.key == key || !hint.parent.is_none());
                 let Some(hint) = hint.or_else(|| seen.hints.last().cloned()) else { return String::new() };
-                let claim = store.claim(&request(hint.clone(), by, seen.session), now).unwrap();
+                let claim = store.carry_out(&request(hint.clone(), by, seen.session), now).unwrap();
                 if let Claim::Granted(grant) = &claim {
                     seen.fences.push((hint.clone(), grant.fence, grant.batch.is_some()));
                 }
@@ -245,7 +245,7 @@ mod tests {
             }
             Verb::Finish { next, stale } => {
                 let Some(n) = pick(stale, seen.fences.len()) else { return String::new() };
-                let finished = store.finish(&finish(&seen.fences[n], now, next)).unwrap();
+                let finished = store.carry_out(&finish(&seen.fences[n], now, next), now).unwrap();
                 if let crate::Finish::Applied(messages) = &finished {
                     seen.sent.extend(messages.iter().map(Hint::sent));
                 }
@@ -307,9 +307,9 @@ mod tests {
             Verb::Ahead => {
                 let Some(hint) = seen.hints.last() else { return String::new() };
                 let hint = Hint { tick: TickNo(hint.tick.get() + 1_000), ..hint.clone() };
-                format!("{:?}", store.claim(&request(hint, 61, seen.session), now).unwrap())
+                format!("{:?}", store.carry_out(&request(hint, 61, seen.session), now).unwrap())
             }
-            Verb::Enroll => format!("{:?}", store.enroll(&[new_chain(key, now)], now).unwrap()),
+            Verb::Enroll => format!("{:?}", store.carry_out(&Enroll(vec![new_chain(key, now)]), now).unwrap()),
             Verb::EndLeft => {
                 let any = store.any_left().unwrap();
                 store.end_left(now, 10).unwrap();
@@ -364,8 +364,8 @@ mod tests {
             seen.session = hot.begin_session("w", SLACK, "", now).unwrap();
             also.session = cool.begin_session("w", SLACK, "", now).unwrap();
             for key in KEYS {
-                let chain = new_chain(key, now);
-                prop_assert_eq!(hot.enroll(from_ref(&chain), now).unwrap(), cool.enroll(from_ref(&chain), now).unwrap());
+                let chain = Enroll(vec![new_chain(key, now)]);
+                prop_assert_eq!(hot.carry_out(&chain, now).unwrap(), cool.carry_out(&chain, now).unwrap());
             }
             for (verb, key) in verbs {
                 if let Verb::Pass { secs } = verb {

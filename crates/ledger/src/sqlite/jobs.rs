@@ -10,43 +10,12 @@ use rusqlite::{OptionalExtension, Row, params};
 use super::SqliteLedger;
 use super::store::{Result, Store, time};
 use crate::chain::{ChainState, Hint};
-use crate::enroll::{Enrolled, NewChain};
+use crate::decide::{Accept, ForgetJobs, KeepJob, Quarantined};
+use crate::enroll::NewChain;
 use crate::error::LedgerError;
 use crate::jobs::{Jobs, KeptJob, SpawnedJob};
 
 impl Store {
-    /// Keeps what a run asks for; answers the first messages of the chains among it that are new.
-    pub fn accept(
-        &mut self,
-        (kind, key): (&str, &str),
-        spawned: &[SpawnedJob],
-        chains: &[NewChain],
-        failed: &[FailedItem],
-        now: Time,
-    ) -> Result<Vec<Hint>> {
-        for job in spawned {
-            self.connection
-                .prepare_cached("INSERT INTO jobs (id, body, kept_at) VALUES (?1, ?2, ?3) ON CONFLICT (id) DO NOTHING")?
-                .execute(params![job.id, job.body, now.as_millis()])?;
-        }
-        failed.iter().try_for_each(|part| self.record_failure(kind, key, part, now))?;
-        let begun = self.enroll(chains, now)?.into_iter().filter_map(|enrolled| match enrolled {
-            Enrolled::Created(hint) => Some(hint),
-            _ => None,
-        });
-        Ok(begun.collect())
-    }
-
-    pub fn keep_job(&mut self, id: &str, body: &[u8], now: Time) -> Result<()> {
-        self.connection
-            .prepare_cached(
-                "INSERT INTO jobs (id, body, kept_at) VALUES (?1, ?2, ?3)
-                 ON CONFLICT (id) DO UPDATE SET body = excluded.body, kept_at = excluded.kept_at",
-            )?
-            .execute(params![id, body, now.as_millis()])?;
-        Ok(())
-    }
-
     pub fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>> {
         let sql = "SELECT number, body, kept_at FROM jobs WHERE number > ?1 ORDER BY number LIMIT ?2";
         let mut select = self.connection.prepare_cached(sql)?;
@@ -63,18 +32,6 @@ impl Store {
         let mut taken: Vec<KeptJob> = taken.collect::<Result<_>>()?;
         taken.sort_unstable_by_key(|job| job.number);
         Ok(taken)
-    }
-
-    pub fn forget_jobs(&mut self, ids: &[String]) -> Result<()> {
-        let mut delete = self.connection.prepare_cached("DELETE FROM jobs WHERE id = ?1")?;
-        ids.iter().try_for_each(|id| delete.execute([id]).map(drop))
-    }
-
-    pub fn quarantine(&mut self, from: &str, reason: &str, body: &[u8], jobs: &[String], at: Time) -> Result<()> {
-        self.connection
-            .prepare_cached("INSERT INTO quarantine (at, source, reason, body) VALUES (?1, ?2, ?3, ?4)")?
-            .execute(params![at.as_millis(), from, reason, body])?;
-        self.forget_jobs(jobs)
     }
 
     pub fn owner(&self, owner: &str) -> Result<ChainState> {
@@ -112,13 +69,13 @@ impl Jobs for SqliteLedger {
         chains: Vec<NewChain>,
         failed: Vec<FailedItem>,
     ) -> Result<Vec<Hint>, LedgerError> {
-        let now = self.clock.now();
-        self.writer.write(move |store| store.accept((&kind, &key), &spawned, &chains, &failed, now)).await
+        let (now, accept) = (self.clock.now(), Accept { kind, key, spawned, chains, failed });
+        self.writer.write(move |store| store.carry_out(&accept, now)).await
     }
 
     async fn keep_job(&self, id: String, body: Vec<u8>) -> Result<(), LedgerError> {
-        let now = self.clock.now();
-        self.writer.write(move |store| store.keep_job(&id, &body, now)).await
+        let (now, keep) = (self.clock.now(), KeepJob { id, body });
+        self.writer.write(move |store| store.carry_out(&keep, now)).await
     }
 
     async fn kept_jobs(&self, after: i64, limit: u32) -> Result<Vec<KeptJob>, LedgerError> {
@@ -131,7 +88,8 @@ impl Jobs for SqliteLedger {
     }
 
     async fn forget_jobs(&self, ids: Vec<String>) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.forget_jobs(&ids)).await
+        let (now, forget) = (self.clock.now(), ForgetJobs(ids));
+        self.writer.write(move |store| store.carry_out(&forget, now)).await
     }
 
     async fn quarantine(
@@ -142,7 +100,8 @@ impl Jobs for SqliteLedger {
         job: Option<String>,
         at: Time,
     ) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.quarantine(&from, &reason, &body, job.as_slice(), at)).await
+        let quarantined = Quarantined { at, from, reason, body, job };
+        self.writer.write(move |store| store.carry_out(&quarantined, at)).await
     }
 
     async fn owner(&self, owner: String) -> Result<ChainState, LedgerError> {

@@ -12,6 +12,7 @@ mod history;
 mod hot;
 mod jobs;
 mod orders;
+mod page;
 mod protocol;
 mod reports;
 mod rosters;

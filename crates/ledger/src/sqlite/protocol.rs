@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use super::SqliteLedger;
 use crate::chain::Sent;
 use crate::claim::{Claim, ClaimRequest};
+use crate::decide::Enroll;
 use crate::enroll::{Enrolled, NewChain};
 use crate::error::LedgerError;
 use crate::finish::{Finish, FinishRequest};
@@ -16,7 +17,8 @@ use crate::protocol::Protocol;
 impl Protocol for SqliteLedger {
     async fn enroll(&self, chains: Vec<NewChain>) -> Result<Vec<Enrolled>, LedgerError> {
         let clock = self.clock.clone();
-        self.writer.write(move |store| store.enroll(&chains, clock.now())).await
+        let enroll = Enroll(chains);
+        self.writer.write(move |store| store.carry_out(&enroll, clock.now())).await
     }
 
     async fn enrolled_sent(&self, sent: Vec<Sent>, slack: Duration) -> Result<(), LedgerError> {
@@ -26,11 +28,12 @@ impl Protocol for SqliteLedger {
     async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
         let clock = self.clock.clone();
         self.late.of_claim(clock.now().since(request.hint.due));
-        self.writer.write(move |store| store.claim(&request, clock.now())).await
+        self.writer.write(move |store| store.carry_out(&request, clock.now())).await
     }
 
     async fn finish(&self, request: FinishRequest) -> Result<Finish, LedgerError> {
-        self.writer.write(move |store| store.finish(&request)).await
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.carry_out(&request, clock.now())).await
     }
 
     fn mark_sent(&self, sent: Sent) {

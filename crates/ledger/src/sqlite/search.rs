@@ -12,6 +12,7 @@ use super::orders::which_of;
 use super::reports::{ATTEMPT, LISTED, attempt, listed, waits_for_twin};
 use super::store::{Result, Store, time};
 use crate::chain::ChainState;
+use crate::decide::KeepJob;
 use crate::error::LedgerError;
 use crate::failed::FailureFilter;
 use crate::look::{Condition, Cursor, ListFilter, Listed, sqlite_glob};
@@ -215,11 +216,11 @@ impl Search for SqliteLedger {
     }
 
     async fn retry_quarantined(&self, number: i64, id: String, body: Vec<u8>) -> Result<bool, LedgerError> {
-        let clock = self.clock.clone();
+        let (clock, keep) = (self.clock.clone(), KeepJob { id, body });
         let retry = move |store: &mut Store| {
             let there = store.forget_quarantined(&[number])? > 0;
             if there {
-                store.keep_job(&id, &body, clock.now())?;
+                store.carry_out(&keep, clock.now())?;
             }
             Ok(there)
         };

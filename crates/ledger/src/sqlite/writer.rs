@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::page::LastNumbers;
 use super::schema;
 use super::store::Store;
 use crate::error::LedgerError;
@@ -241,6 +242,7 @@ fn in_transaction<T>(
             store.connection.execute_batch("ROLLBACK")?;
         }
         store.slots = false;
+        store.last_numbers = LastNumbers::default();
         // IMMEDIATE takes the write lock at once: a transaction that reads first and then writes
         // could find that another process has written between, and fail.
         store.connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
