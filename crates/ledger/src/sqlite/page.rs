@@ -311,7 +311,11 @@ impl Store {
                 && before.hot.session != 0
                 && chain.hint.epoch == found_as
                 && chain.state == ChainState::Active);
-        if cold != before.cold || row.carries || (moves && !is_hot) {
+        // Beside a row of `hot_chains`, the chain's own row has no holder.
+        let holds_itself = !before.is_hot && before.hot.session != 0;
+        // When the successor has been sent, the row of `hot_chains` is deleted, and the chain's own row stands.
+        let stands_soon = !is_hot || hot.session == 0;
+        if cold != before.cold || row.carries || (moves && (stands_soon || holds_itself)) {
             let [nominal, due, expected, watch_at, last_finish] = cold.times.map(Time::as_millis);
             let [total, open, failed] = cold.batch;
             // What a row of `hot_chains` stands for is written as it is once the successor has been sent.
