@@ -164,6 +164,7 @@ pub(crate) struct Page {
     pub(crate) writes: Writes,
     rows: Vec<Held>,
     by_epoch: HashMap<Epoch, usize>,
+    /// Of each name the rotation and the manual run. Empty until a verb asks for a name, which most do not.
     by_name: HashMap<(String, String), [Option<usize>; 2]>,
     fences: std::vec::IntoIter<i64>,
     epochs: std::vec::IntoIter<i64>,
@@ -182,11 +183,18 @@ impl Page {
         }
         let at = self.rows.len();
         self.by_epoch.insert(row.found_as, at);
-        if row.chain.hint.parent.is_none() {
-            let name = (row.chain.hint.kind.clone(), row.chain.hint.key.clone());
-            self.by_name.entry(name).or_default()[usize::from(row.chain.once)] = Some(at);
-        }
+        self.by_name.clear();
         self.rows.push(row);
+    }
+
+    fn of_name(&mut self, kind: &str, key: &str) -> [Option<usize>; 2] {
+        if self.by_name.is_empty() {
+            for (at, row) in self.rows.iter().enumerate().filter(|(_, row)| row.chain.hint.parent.is_none()) {
+                let name = (row.chain.hint.kind.clone(), row.chain.hint.key.clone());
+                self.by_name.entry(name).or_default()[usize::from(row.chain.once)] = Some(at);
+            }
+        }
+        self.by_name.get(&(kind.to_owned(), key.to_owned())).copied().unwrap_or_default()
     }
 
     /// Notes which sessions go on, now that all locks are held: the holders of all other claims are gone.
@@ -234,8 +242,7 @@ impl Page {
 
     /// The chain of this name, or its manual run.
     pub(crate) fn named(&mut self, kind: &str, key: &str, once: bool) -> Option<&mut Held> {
-        let name = (kind.to_owned(), key.to_owned());
-        self.by_name.get(&name).and_then(|both| both[usize::from(once)]).map(|at| &mut self.rows[at])
+        self.of_name(kind, key)[usize::from(once)].map(|at| &mut self.rows[at])
     }
 
     /// The chain of this name, or its manual run, that begins with this group.
@@ -245,10 +252,9 @@ impl Page {
 
     /// Of both that may have this name, the one that began last.
     pub(crate) fn newest_named(&mut self, kind: &str, key: &str) -> Option<&mut Held> {
-        let name = (kind.to_owned(), key.to_owned());
-        let both = self.by_name.get(&name)?;
-        let newest = both.iter().flatten().max_by_key(|at| self.rows[**at].chain.hint.epoch)?;
-        Some(&mut self.rows[*newest])
+        let both = self.of_name(kind, key);
+        let newest = both.into_iter().flatten().max_by_key(|at| self.rows[*at].chain.hint.epoch)?;
+        Some(&mut self.rows[newest])
     }
 
     /// Takes a fence. Without one, the page is [`overdrawn`](Self::overdrawn), and the answer is 0.

@@ -26,12 +26,11 @@ const DEATHS: &str = "
 /// The columns of a chain as [`loaded`] reads them, from `chains c` and `hot_chains h`: those that are read often, then
 /// payload and carry.
 macro_rules! select_row {
-    ($payload:literal, $which:literal) => {
+    ($holder:expr, $payload:literal, $which:literal) => {
         concat!(
-            "SELECT c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent, c.priority, c.state, c.nominal,
-                    CASE WHEN coalesce(h.holder, c.holder) = 0 THEN 0
-                         WHEN coalesce(h.holder, c.holder) IN (SELECT session FROM sessions) THEN 1 ELSE 2 END,
-                    coalesce(h.holder, c.holder), coalesce(h.sent, c.sent), c.once, coalesce(h.started_tick, c.started_tick),
+            "SELECT c.epoch, c.kind, c.key, c.queue, c.tick, c.attempt, c.due, c.parent, c.priority, c.state, c.nominal, ",
+            $holder,
+            ", coalesce(h.holder, c.holder), coalesce(h.sent, c.sent), c.once, coalesce(h.started_tick, c.started_tick),
                     coalesce(h.last_start, c.last_start), c.last_finish, c.batch_open, c.schedule, c.manual, c.beside,
                     coalesce(h.fence, c.fence), c.watch_at, c.looks, c.expected, c.batch_total, c.batch_failed, c.owner,
                     c.depth, h.epoch IS NOT NULL, ",
@@ -41,9 +40,17 @@ macro_rules! select_row {
         )
     };
 }
-const BY_EPOCH: &str = select_row!("'', NULL", "c.epoch = ?1");
-const BY_EPOCH_WITH_PAYLOAD: &str = select_row!("c.payload, c.carry", "c.epoch = ?1");
-const BY_NAME: &str = select_row!("c.payload, c.carry", "c.kind = ?1 AND c.key = ?2 AND c.parent = 0");
+/// Who has claimed it: 0 for none, 1 for a session that goes on, 2 for one that is over.
+macro_rules! holder {
+    () => {
+        "CASE WHEN coalesce(h.holder, c.holder) = 0 THEN 0
+              WHEN coalesce(h.holder, c.holder) IN (SELECT session FROM sessions) THEN 1 ELSE 2 END"
+    };
+}
+/// For an end, it does not matter whether the holder's session goes on; to look would cost a tenth of a claim.
+const BY_EPOCH: &str = select_row!("coalesce(h.holder, c.holder) <> 0", "'', NULL", "c.epoch = ?1");
+const BY_EPOCH_WITH_PAYLOAD: &str = select_row!(holder!(), "c.payload, c.carry", "c.epoch = ?1");
+const BY_NAME: &str = select_row!(holder!(), "c.payload, c.carry", "c.kind = ?1 AND c.key = ?2 AND c.parent = 0");
 
 /// Everything of a chain that a run moves; ?1 is the epoch under which it was found.
 macro_rules! cold {
