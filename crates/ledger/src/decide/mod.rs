@@ -1,12 +1,12 @@
 //! What the verbs of a tick come to (pure), the same for every ledger.
 //!
-//! A ledger carries a verb out in three steps: it loads the rows that the verb wants into a [`Page`], lets the verb decide,
-//! which changes the page and gives the answer, and writes the page. What differs between ledgers is SQL. So what the
-//! simulation and the mutants prove on SQLite is what PostgreSQL does, too.
+//! A ledger carries a verb out in three steps: it loads the rows that the verb wants into a [`Page`], lets the verb
+//! decide, which changes the page and gives the answer, and writes the page. What differs between ledgers is SQL. So
+//! what the simulation and the mutants prove on SQLite is what PostgreSQL does, too.
 //!
 //! - [`claim`], with [`grant`]: whether a run may begin. [`finish`]: how a run ends, and what follows.
-//! - [`enroll`]: chains begin. [`jobs`]: what is kept of one-off jobs. [`notes`]: what was sent, when to look again, and what
-//!   failed.
+//! - [`enroll`]: chains begin. [`jobs`]: what is kept of one-off jobs. [`notes`]: what was sent, when to look again,
+//!   and what failed.
 
 mod claim;
 mod enroll;

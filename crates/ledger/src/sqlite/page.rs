@@ -1,4 +1,5 @@
-//! Carrying out a verb: loading the rows that it wants into a [`Page`], letting it decide, and writing what has come of it.
+//! Carrying out a verb: loading the rows that it wants into a [`Page`], letting it decide, and writing what has come of
+//! it.
 
 use roundelay_model::clock::Time;
 use roundelay_model::guard::Manual;
@@ -307,7 +308,8 @@ impl Store {
         page.writes.jobs.iter().try_for_each(|(id, job)| self.write_job(id, job))
     }
 
-    /// Writes what has changed of a chain: into its own row, into its row in `hot_chains`, or both (see [`super::hot`]).
+    /// Writes what has changed of a chain: into its own row, into its row in `hot_chains`, or both (see
+    /// [`super::hot`]).
     fn write_moved(&mut self, row: &Held, before: &Before) -> Result<()> {
         let (hot, cold) = (Hot::of(row), Cold::of(row));
         let (found_as, chain) = (before.found_as, &row.chain);
