@@ -5,7 +5,7 @@ use roundelay_model::failure::Batch;
 use roundelay_model::ids::TickNo;
 
 use super::grant::{ChainRow, ClaimDecision, decide_claim};
-use super::page::{Begun, Held, Page, Wanted};
+use super::page::{Begun, Page, Wanted};
 use super::{Decide, wants_twin};
 use crate::chain::ChainState;
 use crate::claim::{Claim, ClaimRequest, Grant};
@@ -44,90 +44,93 @@ impl Decide for ClaimRequest {
 
     fn decide(&self, page: &mut Page) -> Claim {
         let (asked, now) = (&self.hint, page.now);
-        let found = match page.epoch(asked.epoch) {
-            Some(held) => Some(held.clone()),
-            None if !asked.parent.is_none() => None,
-            None => page.newest_named(&asked.kind, &asked.key).cloned(),
-        };
-        let twin = found.as_ref().filter(|held| held.chain.has_twin()).and_then(|held| page.twin(&held.chain).cloned());
-        let rows = (found.as_ref().map(|held| &held.chain), twin.as_ref().map(|held| &held.chain));
-        let untold = rows.0.zip(rows.1).and_then(|(chain, twin)| chain.untold(twin));
-        if let Some(rotation) = untold.and_then(|rotation| page.epoch(rotation)) {
+        let newest = |page: &mut Page| page.newest_place(&asked.kind, &asked.key).filter(|_| asked.parent.is_none());
+        let found = page.place(asked.epoch).or_else(|| newest(page));
+        let twin = found.filter(|at| page.at(*at).chain.has_twin()).and_then(|at| page.twin_place(at));
+        if let (Some(found), Some(twin)) = (found, twin)
+            && let Some(rotation) = page.at(found).chain.untold(&page.at(twin).chain)
+            && let Some(rotation) = page.epoch(rotation)
+        {
             (rotation.chain.beside, rotation.moved) = (true, true);
         }
-        let refused = match decide_claim(rows.0, rows.1, self, now) {
+        let chain = |at: Option<usize>| at.map(|at| &page.at(at).chain);
+        let refused = match decide_claim(chain(found), chain(twin), self, now) {
             ClaimDecision::Grant(refused) => refused,
             ClaimDecision::Answer(answer) => {
-                if let Some((comes, watch_at)) = ChainRow::put_off(&answer)
-                    && let Some(held) = page.epoch(asked.epoch)
-                {
-                    (held.expected, held.watch_at) = (held.expected.max(comes), held.watch_at.max(watch_at));
-                    held.moved = true;
-                }
-                if let (Claim::Future, Some(found)) = (&answer, found)
-                    && found.chain.state != ChainState::Retired
-                    && let Some(held) = page.epoch(found.chain.hint.epoch)
-                {
-                    held.become_state(ChainState::Quarantined);
-                }
-                if answer == Claim::SetAside {
-                    page.set_aside(asked.epoch);
-                }
+                self.put_away(&answer, found, page);
                 return answer;
             }
         };
         let Some(found) = found else { return Claim::Idle };
         let fence = page.take_fence();
-        let lost = found.is_held();
+        let held = page.at(found);
+        let (previous, due, lost) = (held.fence, held.chain.hint.due, held.is_held());
+        // A manual run has the schedule of its rotation, and goes on from what that hands on.
+        let of_rotation = twin.map(|at| page.at(at)).filter(|_| held.chain.once).unwrap_or(held);
+        let batch = Batch { total: held.batch_total, failed: held.batch_failed };
+        let grant = Grant {
+            fence,
+            last_start: held.chain.last_start,
+            nominal: held.chain.nominal,
+            due,
+            at: now,
+            payload: held.payload.clone(),
+            once: held.chain.once,
+            lost,
+            refused,
+            carry: of_rotation.carry.clone(),
+            owner: held.owner.clone(),
+            schedule: of_rotation.chain.schedule.clone(),
+            batch: Some(batch).filter(|batch| batch.total > 0),
+            depth: held.depth,
+        };
         if lost {
             // The holder never finished, and is gone; or never got the answer.
-            let unheard = (self.again && found.chain.session == self.session).then_some(UNHEARD);
-            page.lost(found.fence, unheard);
+            let unheard = (self.again && held.chain.session == self.session).then_some(UNHEARD);
+            page.lost(previous, unheard);
         }
         page.writes.begun.push(Begun {
             fence,
             epoch: asked.epoch,
             tick: asked.tick,
             attempt: asked.attempt,
-            previous: found.fence,
+            previous,
             worker: self.worker.clone(),
-            due: found.chain.hint.due,
+            due,
         });
-        if let Some(held) = page.epoch(asked.epoch) {
-            held.fence = fence;
-            if lost {
-                (held.looks, held.watch_at) = (0, held.watch_at.min(ChainRow::watched_after_death(now)));
-            }
-            held.hold(self.session);
-            // A message that is claimed has been sent, whether or not the note of that has come.
-            held.chain.sent = true;
-            if refused.is_none() && held.batch_total == 0 {
-                (held.chain.started_tick, held.chain.last_start) = (held.chain.hint.tick, now);
-            }
+        let held = page.at_mut(found);
+        held.fence = fence;
+        if lost {
+            (held.looks, held.watch_at) = (0, held.watch_at.min(ChainRow::watched_after_death(now)));
+        }
+        held.hold(self.session);
+        // A message that is claimed has been sent, whether or not the note of that has come.
+        held.chain.sent = true;
+        if grant.refused.is_none() && held.batch_total == 0 {
+            (held.chain.started_tick, held.chain.last_start) = (held.chain.hint.tick, now);
+        }
+        held.moved = true;
+        Claim::Granted(grant)
+    }
+}
+
+impl ClaimRequest {
+    /// Writes what follows from a claim that is not granted. `found` is the place of its chain.
+    fn put_away(&self, answer: &Claim, found: Option<usize>, page: &mut Page) {
+        if let Some((comes, watch_at)) = ChainRow::put_off(answer)
+            && let Some(held) = page.epoch(self.hint.epoch)
+        {
+            (held.expected, held.watch_at) = (held.expected.max(comes), held.watch_at.max(watch_at));
             held.moved = true;
         }
-        let Held { mut chain, payload, owner, mut carry, depth, batch_total: total, batch_failed: failed, .. } = found;
-        if let Some(rotation) = twin.filter(|_| chain.once) {
-            (chain.schedule, carry) = (rotation.chain.schedule, rotation.carry);
+        if let (Claim::Future, Some(found)) = (answer, found) {
+            let held = page.at_mut(found);
+            if held.chain.state != ChainState::Retired {
+                held.become_state(ChainState::Quarantined);
+            }
         }
-        let batch = Some(Batch { total, failed }).filter(|batch| batch.total > 0);
-        let (nominal, due, once) = (chain.nominal, chain.hint.due, chain.once);
-        let grant = Grant {
-            fence,
-            last_start: chain.last_start,
-            nominal,
-            due,
-            at: now,
-            payload,
-            once,
-            lost,
-            refused,
-            carry,
-            owner,
-            schedule: chain.schedule,
-            batch,
-            depth,
-        };
-        Claim::Granted(grant)
+        if *answer == Claim::SetAside {
+            page.set_aside(self.hint.epoch);
+        }
     }
 }

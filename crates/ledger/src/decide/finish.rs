@@ -1,11 +1,11 @@
 //! The end of a run, and what follows from it.
 
+use roundelay_model::clock::Time;
 use roundelay_model::guard::Manual;
 use roundelay_model::ids::TickNo;
 use roundelay_model::outcome::{Next, Verdict};
 use roundelay_model::progress::Progress;
 
-use super::grant::ChainRow;
 use super::jobs::accept;
 use super::page::{Ended, Held, Inserted, Page, Wanted};
 use super::{Decide, wants_twin};
@@ -61,7 +61,8 @@ impl Decide for FinishRequest {
             (held.batch_total, held.chain.batch_open, held.batch_failed) = (members, members, 0);
             (held.expected, held.watch_at, held.looks) = (due, self.watch_at(), 0);
             held.moved = true;
-            (held.chain.clone(), held.owner.clone())
+            let chain = &held.chain;
+            (chain.hint.clone(), chain.state, chain.once.then_some(chain.last_start), held.owner.clone())
         });
         let verdict = if written.is_some() { self.verdict.as_str() } else { "fenced" };
         let ended = Ended {
@@ -76,11 +77,10 @@ impl Decide for FinishRequest {
         if page.writes.ended.get(&self.fence).is_none_or(|there| there.verdict == "lost" && there.reason.is_none()) {
             page.writes.ended.insert(self.fence, ended);
         }
-        let Some((chain, owner)) = written else { return Finish::Fenced };
-        if chain.once {
-            count_for_rotation(page, self, &chain);
+        let Some((hint, state, manual_start, owner)) = written else { return Finish::Fenced };
+        if let Some(start) = manual_start.filter(|_| hint.parent.is_none()) {
+            count_for_rotation(page, self, &hint, start);
         }
-        let ChainRow { hint, state, .. } = chain;
         if let Some(whole) = self.failure() {
             page.failed(&hint.kind, &hint.key, &whole, self.at);
         }
@@ -97,11 +97,12 @@ impl Decide for FinishRequest {
     }
 }
 
-/// A manual run is a run of its chain: the rotation counts it, takes what it hands on, and ends when it says so.
-fn count_for_rotation(page: &mut Page, finish: &FinishRequest, manual: &ChainRow) {
-    let Some(rotation) = page.twin(manual) else { return };
+/// A manual run is a run of its chain: the rotation counts it, takes what it hands on, and ends when it says so. `start`
+/// is when the run started.
+fn count_for_rotation(page: &mut Page, finish: &FinishRequest, manual: &Hint, start: Time) {
+    let Some(rotation) = page.named(&manual.kind, &manual.key, false) else { return };
     if finish.ran {
-        rotation.chain.last_start = rotation.chain.last_start.max(manual.last_start);
+        rotation.chain.last_start = rotation.chain.last_start.max(start);
         rotation.chain.last_finish = rotation.chain.last_finish.max(finish.at);
     }
     if finish.carry.is_some() {

@@ -229,15 +229,32 @@ impl Page {
         &self.rows
     }
 
-    /// The chain with this epoch.
-    pub(crate) fn epoch(&mut self, epoch: Epoch) -> Option<&mut Held> {
-        self.by_epoch.get(&epoch).map(|at| &mut self.rows[*at])
+    /// The place of the chain with this epoch.
+    pub(crate) fn place(&self, epoch: Epoch) -> Option<usize> {
+        self.by_epoch.get(&epoch).copied()
     }
 
-    /// The other row of the same chain: of a rotation its manual run, and of a manual run the rotation.
-    pub(crate) fn twin(&mut self, chain: &ChainRow) -> Option<&mut Held> {
-        let Hint { kind, key, parent: Epoch::NONE, .. } = &chain.hint else { return None };
-        self.named(kind, key, !chain.once)
+    /// The chain at this place.
+    pub(crate) fn at(&self, place: usize) -> &Held {
+        &self.rows[place]
+    }
+
+    /// The chain at this place.
+    pub(crate) fn at_mut(&mut self, place: usize) -> &mut Held {
+        &mut self.rows[place]
+    }
+
+    /// The chain with this epoch.
+    pub(crate) fn epoch(&mut self, epoch: Epoch) -> Option<&mut Held> {
+        self.place(epoch).map(|at| &mut self.rows[at])
+    }
+
+    /// The place of the other row of the same chain: of a rotation its manual run, and of a manual run the rotation.
+    pub(crate) fn twin_place(&mut self, place: usize) -> Option<usize> {
+        let chain = &self.rows[place].chain;
+        let Hint { kind, key, parent: Epoch::NONE, .. } = chain.hint.clone() else { return None };
+        let once = !chain.once;
+        self.of_name(&kind, &key)[usize::from(once)]
     }
 
     /// The chain of this name, or its manual run.
@@ -250,11 +267,10 @@ impl Page {
         self.writes.inserted.get_mut(&(kind.to_owned(), key.to_owned(), once, Epoch::NONE))
     }
 
-    /// Of both that may have this name, the one that began last.
-    pub(crate) fn newest_named(&mut self, kind: &str, key: &str) -> Option<&mut Held> {
+    /// Of both that may have this name, the place of the one that began last.
+    pub(crate) fn newest_place(&mut self, kind: &str, key: &str) -> Option<usize> {
         let both = self.of_name(kind, key);
-        let newest = both.into_iter().flatten().max_by_key(|at| self.rows[*at].chain.hint.epoch)?;
-        Some(&mut self.rows[newest])
+        both.into_iter().flatten().max_by_key(|at| self.rows[*at].chain.hint.epoch)
     }
 
     /// Takes a fence. Without one, the page is [`overdrawn`](Self::overdrawn), and the answer is 0.
