@@ -21,6 +21,7 @@ mod deaths;
 mod demos;
 mod demos_game;
 mod discovery;
+mod disk;
 mod doctor;
 mod documentation;
 mod encryption;
