@@ -128,9 +128,14 @@ impl Watched {
         run.expect("the engine lives")
     }
 
+    /// The next run, if one comes within this time.
+    pub async fn within(&mut self, time: Duration) -> Option<Run> {
+        timeout(time, self.runs.recv()).await.ok().flatten()
+    }
+
     /// Asserts that no run comes for `quiet`, which bounds what the test can prove.
     pub async fn nothing_for(&mut self, quiet: Duration) {
-        if let Ok(Some(run)) = timeout(quiet, self.runs.recv()).await {
+        if let Some(run) = self.within(quiet).await {
             panic!("nothing was to run, but {} {} did", run.job.kind, run.job.key);
         }
     }

@@ -89,42 +89,28 @@ struct Inode {
     length: usize,
 }
 
-/// How much of the changes power failure leaves.
-#[derive(Clone, Copy)]
-enum Left {
-    None,
-    All,
-    /// Those before the given one, and a part of that one.
-    Until(usize),
-    /// Each sector with this likelihood.
-    Some(f64),
-}
-
 impl Inode {
     fn synced(&mut self) {
         for change in std::mem::take(&mut self.changes) {
-            change.apply(&mut self.durable, |_| true);
+            change.apply(&mut self.durable, || true);
         }
     }
 
     /// Its content after a power failure.
     fn after(&self, random: &mut StdRng) -> Vec<u8> {
-        let left = match random.random_range(0..4) {
-            0 => Left::None,
-            1 => Left::All,
-            2 => Left::Until(random.random_range(0..=self.changes.len())),
-            _ => Left::Some(random.random()),
-        };
+        // None of the changes, all, those until somewhere with a part of the last, or each sector with some likelihood.
+        let (sort, until, some) =
+            (random.random_range(0..4), random.random_range(0..=self.changes.len()), random.random());
         let mut content = self.durable.clone();
         for (nth, change) in self.changes.iter().enumerate() {
-            let likelihood = match left {
-                Left::None => 0.0,
-                Left::All => 1.0,
-                Left::Until(end) if nth == end => 0.5,
-                Left::Until(end) => f64::from(nth < end),
-                Left::Some(likelihood) => likelihood,
+            let likelihood = match sort {
+                0 => 0.0,
+                1 => 1.0,
+                2 if nth == until => 0.5,
+                2 => f64::from(nth < until),
+                _ => some,
             };
-            change.apply(&mut content, |_| random.random_bool(likelihood));
+            change.apply(&mut content, || random.random_bool(likelihood));
         }
         content
     }
@@ -132,10 +118,10 @@ impl Inode {
 
 impl Change {
     /// Applies the change, but only those of its sectors that are chosen.
-    fn apply(&self, content: &mut Vec<u8>, mut chosen: impl FnMut(usize) -> bool) {
+    fn apply(&self, content: &mut Vec<u8>, mut chosen: impl FnMut() -> bool) {
         match self {
             Change::Truncate(length) => {
-                if chosen(0) {
+                if chosen() {
                     content.truncate(*length);
                 }
             }
@@ -144,7 +130,7 @@ impl Change {
                 while begin < bytes.len() {
                     let sector = (at + begin) / SECTOR;
                     let end = ((sector + 1) * SECTOR - at).min(bytes.len());
-                    if chosen(sector) {
+                    if chosen() {
                         content.resize(content.len().max(at + end), 0);
                         content[at + begin..at + end].copy_from_slice(&bytes[begin..end]);
                     }
@@ -169,7 +155,6 @@ struct State {
     /// The share of accesses that are interrupted by a power failure.
     interrupted: f64,
     images: Vec<Image>,
-    accesses: BTreeMap<Access, u64>,
     /// How many accesses have failed.
     failed: u64,
 }
@@ -177,7 +162,6 @@ struct State {
 impl State {
     /// An access begins: power may fail now, which changes nothing for the process that goes on.
     fn begins(&mut self, access: Access) {
-        *self.accesses.entry(access).or_default() += 1;
         if self.random.random_bool(self.interrupted) {
             let image = self.after_power_failure(access);
             self.images.push(image);
@@ -267,7 +251,6 @@ impl Disk {
             random: StdRng::seed_from_u64(seed),
             interrupted: 0.0,
             images: Vec::new(),
-            accesses: BTreeMap::new(),
             failed: 0,
         };
         let state = Arc::new(Mutex::new(state));
@@ -293,11 +276,6 @@ impl Disk {
     /// The images since this was asked last.
     pub fn images(&self) -> Vec<Image> {
         std::mem::take(&mut self.0.lock().images)
-    }
-
-    /// How often each sort of access has begun.
-    pub fn accesses(&self) -> BTreeMap<Access, u64> {
-        self.0.lock().accesses.clone()
     }
 
     /// How many accesses have failed.

@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Arc, Once};
 
 use parking_lot::Mutex;
 use rusqlite::ffi;
@@ -22,13 +23,7 @@ use crate::{Access, Change, State};
 static DISKS: Mutex<BTreeMap<PathBuf, Arc<Mutex<State>>>> = Mutex::new(BTreeMap::new());
 
 /// SQLite's own layer.
-struct Real(*mut sqlite3_vfs);
-// SAFETY: it does not change, and SQLite itself uses it from all threads.
-unsafe impl Send for Real {}
-// SAFETY: as above.
-unsafe impl Sync for Real {}
-
-static REAL: OnceLock<Real> = OnceLock::new();
+static REAL: AtomicPtr<sqlite3_vfs> = AtomicPtr::new(std::ptr::null_mut());
 static REGISTERED: Once = Once::new();
 
 pub fn watch(folder: PathBuf, state: Arc<Mutex<State>>) {
@@ -51,13 +46,14 @@ fn register() {
         ours.pNext = std::ptr::null_mut();
         ours.xOpen = Some(open);
         ours.xDelete = Some(delete);
-        REAL.get_or_init(|| Real(real));
+        REAL.store(real, Ordering::Release);
         assert_eq!(ffi::sqlite3_vfs_register(ours, 1), ffi::SQLITE_OK);
     }
 }
 
+/// It is there before ours is registered.
 fn real_layer() -> *mut sqlite3_vfs {
-    REAL.get().expect("it was found before ours was registered").0
+    REAL.load(Ordering::Acquire)
 }
 
 /// A file on a [`crate::Disk`]. What SQLite's layer keeps of it follows.
@@ -236,7 +232,10 @@ unsafe extern "C" fn sync(file: *mut sqlite3_file, _: c_int) -> c_int {
 /// A method that is given on to SQLite's layer.
 macro_rules! given_on {
     ($name:ident, $method:ident $(, $argument:ident: $type:ty)*) => {
-        unsafe extern "C" fn $name(file: *mut sqlite3_file $(, $argument: $type)*) -> c_int {
+        given_on!($name, $method => c_int $(, $argument: $type)*);
+    };
+    ($name:ident, $method:ident => $answer:ty $(, $argument:ident: $type:ty)*) => {
+        unsafe extern "C" fn $name(file: *mut sqlite3_file $(, $argument: $type)*) -> $answer {
             // SAFETY: what SQLite gives is given on.
             unsafe {
                 let (real, methods) = real(file);
@@ -256,14 +255,7 @@ given_on!(device_characteristics, xDeviceCharacteristics);
 given_on!(shm_map, xShmMap, region: c_int, size: c_int, extend: c_int, out: *mut *mut c_void);
 given_on!(shm_lock, xShmLock, offset: c_int, count: c_int, flags: c_int);
 given_on!(shm_unmap, xShmUnmap, delete: c_int);
-
-unsafe extern "C" fn shm_barrier(file: *mut sqlite3_file) {
-    // SAFETY: as for `read`.
-    unsafe {
-        let (real, methods) = real(file);
-        methods.xShmBarrier.expect("SQLite's layer for Unix has all methods")(real);
-    }
-}
+given_on!(shm_barrier, xShmBarrier => ());
 
 /// Without the methods of version 3, which map files into memory past all this.
 static METHODS: sqlite3_io_methods = sqlite3_io_methods {

@@ -1,6 +1,8 @@
 //! The ledger's disk fails: it loses power, runs full, answers with errors, and rots.
 
+mod full;
 mod power;
+mod rot;
 
 use std::fmt::Write as _;
 use std::path::Path;

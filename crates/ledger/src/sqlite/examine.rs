@@ -8,7 +8,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
 
-use super::schema;
+use super::{disk, schema};
 
 /// How long another process may hold the write lock. A worker holds it for some milliseconds at a time.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -85,16 +85,22 @@ pub fn look(path: &Path) -> Result<SeenFile, String> {
     })
 }
 
-/// Has SQLite look through the whole file for damage; answers what it complains of.
+/// Looks through the whole file and its log for damage: each page, each row, that indices and tables agree,
+/// and that the schema is ours. Answers
+/// what is wrong.
 ///
 /// # Errors
 /// When it cannot be read.
 pub fn damage(path: &Path) -> Result<Vec<String>, String> {
-    ask(path, |connection| {
-        let mut check = connection.prepare(&format!("PRAGMA quick_check({COMPLAINTS})"))?;
+    let log = wal(path);
+    let lost = disk::damaged_log(&log).map_err(|error| format!("{}: {error}", log.display()))?;
+    let found: Vec<String> = ask(path, |connection| {
+        let mut check = connection.prepare(&format!("PRAGMA integrity_check({COMPLAINTS})"))?;
         let lines: rusqlite::Result<Vec<String>> = check.query_map([], |row| row.get(0))?.collect();
-        Ok(lines?.into_iter().filter(|line| line != "ok").collect())
-    })
+        let complaints = lines?.into_iter().filter(|line| line != "ok");
+        Ok(schema::foreign(connection)?.into_iter().chain(complaints).collect())
+    })?;
+    Ok(lost.map(|place| disk::log_words(&log, place)).into_iter().chain(found).collect())
 }
 
 /// Writes to the file in a transaction that is rolled back.

@@ -5,6 +5,7 @@
 mod access;
 mod catch_up;
 mod clock;
+mod disk;
 pub mod examine;
 mod failed;
 mod fleet;
@@ -95,6 +96,13 @@ impl SqliteLedger {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
             return Err(format!("the folder {} does not exist; create it", folder.display()));
         }
+        // Before anything writes to it: SQLite would take what is behind the damage for rubbish, and write over it.
+        let log = examine::wal(path);
+        match disk::damaged_log(&log) {
+            Ok(None) => {}
+            Ok(Some(place)) => return Err(disk::log_words(&log, place)),
+            Err(error) => return Err(format!("{} cannot be read: {error}", log.display())),
+        }
         type Opened = (Connection, String, Clock, [Connection; 2]);
         let open = move || -> Result<Opened, schema::MigrateError> {
             let mut connection = Connection::open(path)?;
@@ -116,7 +124,10 @@ impl SqliteLedger {
             let readers = [reads()?, reads()?];
             Ok((connection, id, clock, readers))
         };
-        let (connection, id, clock, readers) = open().map_err(|error| error.to_string())?;
+        let (connection, id, clock, readers) = open().map_err(|error| match error {
+            schema::MigrateError::Sqlite(error) => disk::words(&path.to_string_lossy(), &error),
+            newer @ schema::MigrateError::Newer(_) => newer.to_string(),
+        })?;
         let counters = Arc::<Counters>::default();
         let writer = Store::new(connection, counters.clone());
         let late = Lateness::default();
@@ -177,12 +188,13 @@ impl SqliteLedger {
             let id = connection.query_row("SELECT value FROM meta WHERE name = 'ledger_id'", [], |row| row.get(0))?;
             Ok((connection, version, id))
         };
-        let (connection, version, id) = open().map_err(|error| failed(error.to_string()))?;
+        let (connection, version, id) = open().map_err(|error| failed(disk::words(&path.to_string_lossy(), &error)))?;
         if version != schema::VERSION {
             let known = schema::VERSION;
             return Err(failed(format!("its format is version {version}, and this program looks at version {known}")));
         }
-        let clock = clock::look(&connection, clock).map_err(|error| failed(error.to_string()))?;
+        let clock =
+            clock::look(&connection, clock).map_err(|error| failed(disk::words(&path.to_string_lossy(), &error)))?;
         let counters = Arc::<Counters>::default();
         let reader = Arc::new(Mutex::new(Store::new(connection, counters.clone())));
         Ok(Self {
@@ -235,7 +247,7 @@ impl SqliteLedger {
         self.counters.read();
         let run = move || {
             let store = reader.lock();
-            query(&store).map_err(|error| LedgerError::Statement(error.to_string()))
+            query(&store).map_err(|error| disk::failed(&store.connection, &error))
         };
         match self.writer {
             Writer::Inline(_) => run(),

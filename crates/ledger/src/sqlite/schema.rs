@@ -1,5 +1,7 @@
 //! The SQLite ledger's tables and how they came to be.
 
+use std::collections::BTreeMap;
+
 use roundelay_model::clock::{Entropy, Time};
 use rusqlite::{Connection, TransactionBehavior, params};
 
@@ -429,6 +431,23 @@ pub fn migrate(connection: &mut Connection, entropy: &Entropy, now: Time) -> Res
     }
     transaction.commit()?;
     Ok(id)
+}
+
+/// What is in the file's schema and not as this program has made it; nothing where its version is another.
+pub fn foreign(connection: &Connection) -> rusqlite::Result<Vec<String>> {
+    let version: u32 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if version != VERSION {
+        return Ok(Vec::new());
+    }
+    let ours = Connection::open_in_memory()?;
+    MIGRATIONS.iter().try_for_each(|migration| ours.execute_batch(migration))?;
+    let all = |of: &Connection| -> rusqlite::Result<BTreeMap<String, Option<String>>> {
+        let mut select = of.prepare("SELECT name, sql FROM sqlite_schema")?;
+        select.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+    };
+    let there = all(connection)?;
+    let changed = all(&ours)?.into_iter().filter(|(name, sql)| there.get(name) != Some(sql));
+    Ok(changed.map(|(name, _)| format!("the schema does not have `{name}` as this program makes it")).collect())
 }
 
 /// Refuses to go on with a file that a newer program has brought up to date meanwhile: what this one knows of its

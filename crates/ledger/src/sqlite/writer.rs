@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::disk;
 use super::page::LastNumbers;
 use super::schema;
 use super::store::Store;
@@ -263,7 +264,7 @@ fn in_transaction<T>(
     };
     // A verb that panics fails alone, and not the ledger with it.
     match catch_unwind(AssertUnwindSafe(|| run(store))) {
-        Ok(done) => done.map_err(|error: rusqlite::Error| LedgerError::Statement(error.to_string())),
+        Ok(done) => done.map_err(|error: rusqlite::Error| disk::failed(&store.connection, &error)),
         Err(_) => Err(LedgerError::Statement("a verb panicked; this is a bug in the engine".into())),
     }
 }

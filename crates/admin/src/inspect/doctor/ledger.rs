@@ -298,14 +298,14 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
             format!("{} were not looked through", size(bytes)),
             "`roundelay doctor --thorough` does, which reads the whole file",
         ),
-        Some(Ok(Ok(complaints))) if complaints.is_empty() => Finding::good(Area::Ledger, what, "SQLite finds none"),
+        Some(Ok(Ok(complaints))) if complaints.is_empty() => Finding::good(Area::Ledger, what, "none was found"),
         Some(Ok(Ok(complaints))) => Finding::bad(
             Area::Ledger,
             what,
-            format!("SQLite says: {}", complaints.join("; ").replace('\n', "; ")),
+            complaints.join("; ").replace('\n', "; "),
             "what is read may be wrong, and what is written may be lost",
-            "stop the workers, and restore a backup as docs/operations.md says; look for what has damaged it: the disk, or \
-             a copy that was made with other means than SQLite's",
+            "stop the workers, and go on as docs/operations.md says, \"A damaged ledger\": restore a backup; look for what has \
+             damaged it: the disk, or a copy that was made with other means than SQLite's",
         ),
         Some(Ok(Err(why))) => Finding::bad(
             Area::Ledger,
