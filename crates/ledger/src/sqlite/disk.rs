@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufReader, Read, Result};
 use std::path::Path;
 
-use rusqlite::{Connection, Error, ErrorCode};
+use rusqlite::{Connection, Error, ErrorCode, ffi};
 
 use crate::error::LedgerError;
 
@@ -26,7 +26,7 @@ pub(super) fn words(path: &str, error: &Error) -> String {
         | Error::Utf8Error(..) => damaged(),
         Error::SqliteFailure(failure, _) => match failure.code {
             ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase => damaged(),
-            ErrorCode::DiskFull => format!(
+            _ if is_full(failure) => format!(
                 "the disk of {path} is full. Nothing that was answered is lost; make room (`df -h {folder}`), and \
                  workers go on by themselves"
             ),
@@ -39,6 +39,11 @@ pub(super) fn words(path: &str, error: &Error) -> String {
         },
         _ => error.to_string(),
     }
+}
+
+/// Also where the index of the log, which is shared memory in a file, has no room.
+fn is_full(failure: &ffi::Error) -> bool {
+    failure.code == ErrorCode::DiskFull || failure.extended_code == ffi::SQLITE_IOERR_SHMSIZE
 }
 
 /// The error of a statement.

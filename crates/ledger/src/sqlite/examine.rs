@@ -67,7 +67,7 @@ fn ask<T>(path: &Path, question: impl Fn(&Connection) -> rusqlite::Result<T>) ->
         let answer = question(&connection);
         if alone && wal(path).exists() { question(&open(path)?.0) } else { answer }
     };
-    asked().map_err(|error| error.to_string())
+    asked().map_err(|error| disk::words(&path.to_string_lossy(), &error))
 }
 
 /// Looks at the file.
@@ -121,7 +121,7 @@ pub fn try_to_write(path: &Path) -> Result<(), Unwritten> {
     };
     write().map_err(|error: rusqlite::Error| match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Unwritten::Busy,
-        _ => Unwritten::Refused(error.to_string()),
+        _ => Unwritten::Refused(disk::words(&path.to_string_lossy(), &error)),
     })
 }
 

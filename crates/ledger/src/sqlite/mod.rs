@@ -261,6 +261,8 @@ impl SqliteLedger {
 
 fn configure(connection: &Connection) -> rusqlite::Result<()> {
     connection.pragma_update(None, "temp_store", "MEMORY")?;
+    // A page that is read is looked at for damage. On a ledger of a million chains no difference was measured.
+    connection.pragma_update(None, "cell_size_check", true)?;
     connection.set_prepared_statement_cache_capacity(64);
     // Otherwise a statement that might use a partial index is planned anew each time other values are bound to it,
     // which took half of the time in SQLite. None of ours has a better plan for some values than for others.
