@@ -1,14 +1,14 @@
 //! A disk below SQLite, for tests: it loses what was not synced when its machine loses power, runs full, and fails.
 //!
-//! A [`Disk`] is a folder. SQLite's accesses to files there go through a layer of ours (`vfs.rs`) to the real files, so
-//! that everything works as ever; beside that, the disk keeps what would be on a real disk if power failed: for each file
-//! its content at the last sync, and what was written since. Files elsewhere are none of its business.
+//! A [`Disk`] is a folder. SQLite's accesses to files there go through a layer of ours (`vfs.rs`) to the real files,
+//! so that everything works as ever; beside that, the disk keeps what would be on a real disk if power failed: for
+//! each file its content at the last sync, and what was written since. Files elsewhere are none of its business.
 //!
-//! What it takes a disk for, as SQLite does: a sector of 512 bytes is written whole or not at all; sectors that were not
-//! synced are written in any order, or not; a file that was created or deleted may not be so after a power failure until
-//! the folder was synced. SQLite's layer for Unix syncs the folder at the first sync of a log or journal that it has
-//! created, and after a deletion where it is asked to. When a sync fails, what was to be synced may be lost for good,
-//! though programs still read it: so does Linux.
+//! What it takes a disk for, as SQLite does: a sector of 512 bytes is written whole or not at all; sectors that were
+//! not synced are written in any order, or not; a file that was created or deleted may not be so after a power
+//! failure until the folder was synced. SQLite's layer for Unix syncs the folder at the first sync of a log or
+//! journal that it has created, and after a deletion where it is asked to. When a sync fails, what was to be synced
+//! may be lost for good, though programs still read it: so does Linux.
 
 mod vfs;
 
@@ -237,8 +237,8 @@ impl State {
 pub struct Disk(Arc<Mutex<State>>);
 
 impl Disk {
-    /// All files of `folder` that SQLite opens from now on are on this disk. `seed` decides what a power failure leaves,
-    /// and which accesses fail.
+    /// All files of `folder` that SQLite opens from now on are on this disk. `seed` decides what a power failure
+    /// leaves, and which accesses fail.
     pub fn at(folder: &Path, seed: u64) -> Self {
         let folder = folder.canonicalize().unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         let state = State {

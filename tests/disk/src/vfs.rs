@@ -3,9 +3,9 @@
 //! It becomes the process's default, once, so that a ledger is opened as ever. A file that is on no [`crate::Disk`] is
 //! opened by SQLite's layer alone, as if ours were not there.
 //!
-//! Why the unsafe code is sound: SQLite calls a file's methods only with a file that [`open`] has filled in, and not after
-//! `close`. It gives `szOsFile` bytes for a file, aligned to 8: [`File`] is at the beginning, and what SQLite's layer keeps
-//! of the file follows.
+//! Why the unsafe code is sound: SQLite calls a file's methods only with a file that [`open`] has filled in, and not
+//! after `close`. It gives `szOsFile` bytes for a file, aligned to 8: [`File`] is at the beginning, and what SQLite's
+//! layer keeps of the file follows.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};

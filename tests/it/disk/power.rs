@@ -1,9 +1,9 @@
 //! Power fails: what was answered is there, nothing is there by half, and no number is given twice.
 //!
-//! Random verbs are asked of a ledger on a [`Disk`]. Before a share of its accesses, the disk keeps what a failure of power
-//! would leave at that moment. Each of these images is opened as a ledger and compared with the answers until then. From one
-//! of them the sequence goes on, as after a real failure, and fails again. `ROUNDELAY_SEED` is the first seed, and
-//! `ROUNDELAY_CASES` how many are tried.
+//! Random verbs are asked of a ledger on a [`Disk`]. Before a share of its accesses, the disk keeps what a failure of
+//! power would leave at that moment. Each of these images is opened as a ledger and compared with the answers until
+//! then. From one of them the sequence goes on, as after a real failure, and fails again. `ROUNDELAY_SEED` is the
+//! first seed, and `ROUNDELAY_CASES` how many are tried.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,5 +1,5 @@
-//! Bits of the files flip while no process has them open. Either that is found, or it changes no more than the bound that
-//! docs/proof.md names: one row, or the last transaction of a log that a crash has left.
+//! Bits of the files flip while no process has them open. Either that is found, or it changes no more than the bound
+//! that docs/proof.md names: one row, or the last transaction of a log that a crash has left.
 
 use std::collections::BTreeMap;
 use std::path::Path;

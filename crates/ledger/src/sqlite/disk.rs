@@ -78,9 +78,9 @@ fn filled(log: &mut impl Read, bytes: &mut [u8]) -> Result<bool> {
 /// The place in a write-ahead log from which on transactions would be lost that were answered, in bytes.
 ///
 /// SQLite takes the first frame whose checksum is wrong for the end of the log, and says nothing: a failure of power
-/// leaves such a frame, too. But it leaves no later transaction, since the next one begins only when the one before has
-/// been synced. So a frame behind the wrong one that goes on from the end of a transaction, by checksum, shows damage. Of
-/// the last transaction in the log nothing shows it.
+/// leaves such a frame, too. But it leaves no later transaction, since the next one begins only when the one before
+/// has been synced. So a frame behind the wrong one that goes on from the end of a transaction, by checksum, shows
+/// damage. Of the last transaction in the log nothing shows it.
 fn lost_from(mut log: impl Read) -> Result<Option<u64>> {
     let mut header = [0; HEADER];
     if !filled(&mut log, &mut header)? {

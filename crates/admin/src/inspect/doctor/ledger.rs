@@ -312,7 +312,7 @@ fn judge_file(facts: &FileFacts) -> Vec<Finding> {
             what,
             format!("it cannot be looked through: {why}"),
             "what is damaged, or on a disk that fails, cannot be read by workers either",
-            format!("run this again; if it stays so, look at the disk (`dmesg`), and restore a backup of {name}"),
+            format!("mend that, and run this again; if it stays so, look at the disk (`dmesg`), and restore a backup of {name}"),
         ),
         Some(Err(why)) => {
             Finding::unknown(Area::Ledger, what, why, "`roundelay doctor --thorough` takes the time that it takes")
