@@ -137,8 +137,9 @@ async fn a_rotten_bit_is_found_or_changes_one_row_at_most() {
             Err(error) => {
                 let said = error.to_string();
                 let named = said.contains("ledger.db") && said.contains("is damaged") && said.contains("operations.md");
-                assert!(is_found || named, "{place}: {said}");
-                assert!(said.contains("ledger.db") || !named, "{place}: {said}");
+                // A rotten version of the format is taken for another program's. That is refused as well.
+                let other_version = said.contains("cannot open the ledger") && said.contains("ledger.db");
+                assert!(is_found || named || other_version, "{place}: {said}");
                 report.refused += 1;
             }
             Ok(_) if is_found => report.found_by_the_doctor += 1,
