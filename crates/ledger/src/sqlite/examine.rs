@@ -85,9 +85,8 @@ pub fn look(path: &Path) -> Result<SeenFile, String> {
     })
 }
 
-/// Looks through the whole file and its log for damage: each page, each row, that indices and tables agree,
-/// and that the schema is ours. Answers
-/// what is wrong.
+/// Looks through the whole file and its log for damage: each page, each row, that indices and tables agree, and that
+/// the schema is ours. Answers what is wrong.
 ///
 /// # Errors
 /// When it cannot be read.
