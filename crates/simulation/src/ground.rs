@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use crate::astray::Claims;
 use crate::ledger::SimulatedLedger;
 use crate::observe::Observer;
+use crate::replay::Replay;
 use crate::worker::{Process, Watcher};
 use crate::world::FaultState;
 
@@ -56,6 +57,7 @@ impl Ground {
             inner: self.ledger.clone(),
             fault_state: self.fault_state.clone(),
             observer: self.observer.clone(),
+            replay: Replay::off(self.observer.clone()),
             claims: Arc::new(Claims::new(mpsc::unbounded_channel().0)),
             process: process.clone(),
         };

@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep};
 
 use super::astray::{Claims, Fate, OVERTAKEN, STUCK};
 use super::observe::Observer;
+use super::replay::Replay;
 use super::worker::Process;
 use super::world::FaultState;
 
@@ -34,6 +35,8 @@ pub struct SimulatedLedger {
     pub fault_state: Arc<FaultState>,
     /// Sees what was committed, and compares it with the invariants.
     pub observer: Arc<Observer>,
+    /// Holds what was committed against the specification.
+    pub replay: Arc<Replay>,
     /// Which claims are lost or held up on their way.
     pub claims: Arc<Claims>,
     /// The process whose connection this is.
@@ -95,6 +98,27 @@ macro_rules! forward {
     };
 }
 
+/// Carries out an order for chains, and tells its replay, with what has become of chains that get new epochs.
+///
+/// # Errors
+/// When it is not carried out.
+pub async fn carry_out(
+    ledger: &dyn Ledger,
+    replay: &Replay,
+    which: ChainFilter,
+    order: ChainOrder,
+) -> Result<u64, LedgerError> {
+    let changed = ledger.order_chains(which.clone(), order).await?;
+    let mut seen = Vec::new();
+    if matches!(order, ChainOrder::Recover | ChainOrder::RecoverAll) {
+        for (kind, key) in replay.entities() {
+            seen.extend(ledger.chains(kind, key).await?);
+        }
+    }
+    replay.ordered(&which, order, &seen);
+    Ok(changed)
+}
+
 forward! {
     impl LedgerClock {
         read read_clock() -> ();
@@ -115,9 +139,25 @@ forward! {
 
 forward! {
     impl Protocol {
-        write enroll(chains: Vec<NewChain>) -> Vec<Enrolled>;
-        write enrolled_sent(sent: Vec<Sent>, slack: Duration) -> ();
         write flush() -> ();
+    }
+
+    async fn enroll(&self, chains: Vec<NewChain>) -> Result<Vec<Enrolled>, LedgerError> {
+        let verb = async {
+            let enrolled = self.inner.enroll(chains.clone()).await?;
+            self.replay.enrolled(&chains, &enrolled);
+            Ok(enrolled)
+        };
+        self.write(verb).await
+    }
+
+    async fn enrolled_sent(&self, sent: Vec<Sent>, slack: Duration) -> Result<(), LedgerError> {
+        let verb = async {
+            self.inner.enrolled_sent(sent.clone(), slack).await?;
+            self.replay.marked(&sent);
+            Ok(())
+        };
+        self.write(verb).await
     }
 
     async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
@@ -131,6 +171,7 @@ forward! {
                         .violated("I8", format!("{} {}: claimed, though {why}", request.hint.kind, request.hint.key));
                 }
             }
+            self.replay.claimed(&request, &claim, self.inner.now());
             Ok(claim)
         };
         self.observer.asks(&self.process, request.session);
@@ -160,6 +201,7 @@ forward! {
         let verb = async {
             let finish = self.inner.finish(request.clone()).await?;
             self.observer.finished(&request, &finish);
+            self.replay.finishes(&request, &finish);
             Ok(finish)
         };
         self.write(verb).await
@@ -168,6 +210,7 @@ forward! {
     fn mark_sent(&self, sent: Sent) {
         if self.process.is_alive() && !self.fault_state.ledger_down() {
             self.inner.mark_sent(sent);
+            self.replay.marked(&[sent]);
         }
     }
 }
@@ -199,6 +242,7 @@ forward! {
         let verb = async {
             let session = self.inner.begin_session(worker, lease).await?;
             self.observer.session_began(session, &self.process);
+            self.replay.session_begins(session, lease);
             Ok(session)
         };
         let asked = Instant::now();
@@ -211,6 +255,7 @@ forward! {
         let verb = async {
             let mut beat = self.inner.beat(session, dead).await?;
             beat.ended.iter().for_each(|ended| self.observer.taken_for_dead(*ended, &self.process));
+            self.replay.beats(session, beat.alive, &beat.ended, &self.process);
             for other in &mut beat.others {
                 other.gone = self.observer.is_gone(other.session, &self.process);
             }
@@ -228,6 +273,7 @@ forward! {
         let verb = async {
             self.inner.end_session(session).await?;
             self.observer.session_ended(session);
+            self.replay.session_over(session);
             Ok(())
         };
         self.write(verb).await
@@ -237,6 +283,7 @@ forward! {
         let verb = async {
             self.inner.give_up(session, claims.clone()).await?;
             self.observer.gave_up(&claims);
+            self.replay.let_go(session, &claims);
             Ok(())
         };
         self.write(verb).await
@@ -262,8 +309,9 @@ forward! {
         failed: Vec<FailedItem>,
     ) -> Result<Vec<Hint>, LedgerError> {
         let verb = async {
-            let begun = self.inner.accept(kind, key, spawned.clone(), chains, failed).await?;
+            let begun = self.inner.accept(kind, key, spawned.clone(), chains.clone(), failed).await?;
             self.observer.accepted(&spawned);
+            self.replay.discovers(&chains, &begun);
             Ok(begun)
         };
         self.write(verb).await
@@ -335,11 +383,19 @@ forward! {
 
 forward! {
     impl History {
-        write end_left(limit: u32) -> ();
         read left_with(session: i64, limit: u32) -> Vec<ClaimId>;
         write archive(before: Time, limit: u32) -> usize;
         write expire(before: Time, limit: u32) -> usize;
         write prune(before: Time, limit: u32) -> usize;
+    }
+
+    async fn end_left(&self, limit: u32) -> Result<(), LedgerError> {
+        let verb = async {
+            self.inner.end_left(limit).await?;
+            self.replay.left_ended();
+            Ok(())
+        };
+        self.write(verb).await
     }
 }
 
@@ -370,10 +426,34 @@ forward! {
 forward! {
     impl ChainOrders {
         read matching(which: ChainFilter, order: ChainOrder) -> u64;
-        write advance(kind: String, key: String, slack: Duration) -> Option<Hint>;
-        write advance_all(which: ChainFilter, limit: u32, slack: Duration) -> Vec<Hint>;
         write set_schedule(kind: String, key: String, schedule: Option<String>) -> bool;
-        write reschedule(moves: Vec<Move>) -> Vec<Option<Hint>>;
+    }
+
+    async fn advance(&self, kind: String, key: String, slack: Duration) -> Result<Option<Hint>, LedgerError> {
+        let verb = async {
+            let hint = self.inner.advance(kind, key, slack).await?;
+            self.replay.moved(hint.as_slice(), true);
+            Ok(hint)
+        };
+        self.write(verb).await
+    }
+
+    async fn advance_all(&self, which: ChainFilter, limit: u32, slack: Duration) -> Result<Vec<Hint>, LedgerError> {
+        let verb = async {
+            let hints = self.inner.advance_all(which, limit, slack).await?;
+            self.replay.moved(&hints, true);
+            Ok(hints)
+        };
+        self.write(verb).await
+    }
+
+    async fn reschedule(&self, moves: Vec<Move>) -> Result<Vec<Option<Hint>>, LedgerError> {
+        let verb = async {
+            let hints = self.inner.reschedule(moves).await?;
+            hints.iter().for_each(|hint| self.replay.moved(hint.as_slice(), false));
+            Ok(hints)
+        };
+        self.write(verb).await
     }
 
     async fn order_chains(&self, which: ChainFilter, order: ChainOrder) -> Result<u64, LedgerError> {
@@ -381,7 +461,7 @@ forward! {
             (ChainOrder::Retire, Some(kind), Some(key)) => Some((kind.clone(), key.clone())),
             _ => None,
         };
-        let changed = self.write(self.inner.order_chains(which, order)).await?;
+        let changed = self.write(carry_out(&*self.inner, &self.replay, which, order)).await?;
         if let Some((kind, key)) = ended {
             self.observer.retired(&kind, &key);
         }

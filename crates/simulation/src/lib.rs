@@ -11,6 +11,7 @@
 //! - `world`: one run. `worker`, `ledger`, `astray`: the engine's processes and what lies between them and the
 //!   ledger; the broker's faults are the embedded broker's own.
 //! - `observe`: what happened, and whether it may.
+//! - [`spec`]: which steps a ledger may take. `replay` holds each commit against it.
 //! - [`throttle`]: a throttle that workers share, over days.
 //! - [`testing`]: the tests of those who embed the engine. Both stand on `ground`.
 //! - [`forecast`]: no faults, but a user's configuration.
@@ -24,6 +25,8 @@ mod ground;
 mod ledger;
 mod observe;
 pub mod plan;
+mod replay;
+pub mod spec;
 pub mod testing;
 pub mod throttle;
 mod worker;

@@ -251,6 +251,11 @@ impl Observer {
         self.state.lock()
     }
 
+    /// How long the run has lasted.
+    pub fn elapsed(&self) -> Duration {
+        self.start.elapsed()
+    }
+
     /// Notes what happens, for the trace and the log.
     pub fn note(&self, what: impl FnOnce() -> String) {
         let at = self.start.elapsed();

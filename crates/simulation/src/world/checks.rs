@@ -171,6 +171,9 @@ impl World {
             }
         }
         self.judge_starts();
+        for (kind, key) in self.replay.entities() {
+            self.replay.compare(&self.ledger.chains(kind, key).await.unwrap_or_default());
+        }
         for id in &self.mended {
             let times = self.observer.ends(id);
             if times > 1 {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use roundelay_broker::{Broker, Destination, Message};
-use roundelay_ledger::{ChainFilter, ChainOrder, ChainOrders, Hint, LedgerClock, Reports};
+use roundelay_ledger::{ChainFilter, ChainOrder, Hint, LedgerClock, Reports};
 use roundelay_model::deaths::CLASS;
 use roundelay_model::fleet::{FleetOrder, Subject};
 use roundelay_model::job::Envelope;
@@ -16,6 +16,7 @@ use super::checks::{MENDING, STEADY, died_over};
 use super::operators::{MENDED, UNKNOWN};
 use super::workload::{CHAIN_COUNT, CHAINS, PLATFORM, VARIANTS, WORKERS};
 use super::{CALM, Event, LOOK, OUTAGE, Ordered, World};
+use crate::ledger::carry_out;
 use crate::plan::{Blow, Fault, Planned, STORM};
 
 /// So many jobs lie in quarantine when nothing goes wrong any more.
@@ -68,7 +69,7 @@ impl World {
             }
             Event::Copy => {
                 if let Ok(copy) = self.ledger.copy(&self.dice) {
-                    self.copies.push((Instant::now(), Arc::new(copy)));
+                    self.copies.push((Instant::now(), Arc::new(copy), self.replay.copy()));
                 }
                 if self.healed.is_none() {
                     self.after(COPIES, Event::Copy);
@@ -306,7 +307,7 @@ impl World {
             // It is due anew.
             self.observer.recovered(&kind, &key);
             let which = ChainFilter { kind: Some(kind), key: Some(key), ..ChainFilter::default() };
-            if let Err(error) = self.ledger.order_chains(which, ChainOrder::Recover).await {
+            if let Err(error) = carry_out(&*self.ledger, &self.replay, which, ChainOrder::Recover).await {
                 self.observer.violated("world", format!("what was set aside cannot be recovered: {error}"));
             }
         }
@@ -334,7 +335,8 @@ impl World {
 
     async fn restore(&mut self, age: Duration) {
         let wanted = Instant::now() - age;
-        let Some((_, copy)) = self.copies.iter().rev().find(|(at, _)| *at <= wanted).or(self.copies.first()) else {
+        let Some((_, copy, known)) = self.copies.iter().rev().find(|(at, ..)| *at <= wanted).or(self.copies.first())
+        else {
             return;
         };
         // New numbers go on from the clock. An operator sees to it that it is right; one that was set
@@ -344,13 +346,16 @@ impl World {
         }
         self.opened_at = self.ledger.now();
         let Ok(restored) = copy.copy(&self.dice) else { return };
+        let known = known.clone();
         (0..WORKERS).for_each(|worker| self.kill(worker));
-        self.copies.retain(|(at, _)| *at <= wanted);
+        self.copies.retain(|(at, ..)| *at <= wanted);
         self.generation.fetch_add(1, Ordering::Relaxed);
         *self.ordered.lock() = Ordered::default();
         self.ledger = Arc::new(restored);
         self.observer.restored();
-        if let Err(error) = self.ledger.order_chains(ChainFilter::default(), ChainOrder::RecoverAll).await {
+        self.replay = self.replay.restored(&known);
+        let all = ChainFilter::default();
+        if let Err(error) = carry_out(&*self.ledger, &self.replay, all, ChainOrder::RecoverAll).await {
             self.observer.violated("world", format!("the restored ledger cannot be recovered: {error}"));
         }
         // What was paused or retired since the copy is not, and the other way round.

@@ -38,6 +38,8 @@ use crate::astray::{Claims, STUCK};
 use crate::ledger::SimulatedLedger;
 use crate::observe::{Lossless, Observer, Violation};
 use crate::plan::{Astray, Blow, Fault, Plan, STORM, Wrong};
+use crate::replay::Replay;
+use crate::spec;
 use crate::worker::{Process, Struck, Traps, Watcher};
 use checks::{is_lossless, stopped, touched};
 pub use workload::{CHAIN_COUNT, QUEUES, WORKERS};
@@ -201,12 +203,13 @@ struct World {
     names: Names,
     broker: EmbeddedBroker,
     ledger: Arc<SqliteLedger>,
-    copies: Vec<(Instant, Arc<SqliteLedger>)>,
+    copies: Vec<(Instant, Arc<SqliteLedger>, spec::Copy)>,
     fault_state: Arc<FaultState>,
     wrong: Arc<Mutex<Vec<Wrong>>>,
     /// The broker refuses everything.
     full: Arc<AtomicBool>,
     observer: Arc<Observer>,
+    replay: Arc<Replay>,
     traps: Arc<Traps>,
     claims: Arc<Claims>,
     workers: Vec<Worker>,
@@ -285,6 +288,11 @@ impl World {
         let traps: Arc<Traps> = Arc::default();
         let struck = mpsc::unbounded_channel();
         let claims = Arc::new(Claims::new(struck.0.clone()));
+        let observer = Observer::new(log, lossless, touched(plan), traps.clone());
+        let redelivers =
+            |kind: &roundelay_config::KindSettings| kind.takeover == roundelay_config::Takeover::Redelivery;
+        let redelivery =
+            config.kinds.iter().filter(|(_, kind)| redelivers(kind)).map(|(name, _)| name.clone()).collect();
         Ok(Self {
             seed,
             plan: plan.clone(),
@@ -298,7 +306,8 @@ impl World {
             fault_state: Arc::new(fault_state),
             wrong,
             full,
-            observer: Observer::new(log, lossless, touched(plan), traps.clone()),
+            replay: Replay::new(observer.clone(), redelivery),
+            observer,
             traps,
             claims,
             workers: (0..WORKERS).map(|_| Worker { runs: 0, live: None }).collect(),
@@ -392,6 +401,7 @@ impl World {
             inner: self.ledger.clone(),
             fault_state: self.fault_state.clone(),
             observer: self.observer.clone(),
+            replay: self.replay.clone(),
             claims: self.claims.clone(),
             process: process.clone(),
         };
