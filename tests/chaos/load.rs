@@ -1,6 +1,7 @@
 //! What there is to do: chains of several kinds, a trickle of one-off jobs, and what the ledger
 //! says of them in the end.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,8 +13,12 @@ use lapin::Confirmation;
 use lapin::options::{BasicAckOptions, BasicGetOptions, BasicPublishOptions, ConfirmSelectOptions};
 use roundelay::broker::rabbit::RabbitBroker;
 use roundelay::broker::{Broker, Destination, Message};
+use roundelay::clock::Time;
+use roundelay::ids::{Epoch, Fence, TickNo};
 use roundelay::job::Envelope;
 use roundelay::ledger::ChainState;
+use roundelay::simulation::spec::Phase;
+use roundelay::simulation::spec::record::{Place, Row};
 use serde_json::json;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -188,4 +193,39 @@ pub async fn rows(database: &str) -> anyhow::Result<(Vec<Chain>, Vec<Attempt>)> 
         verdict: row.get(5),
     });
     Ok((chains.collect(), attempts.collect()))
+}
+
+/// The same rows as the specification takes them, with where each chain stands.
+pub async fn record(database: &str) -> anyhow::Result<(Vec<Row>, BTreeMap<Epoch, Place>)> {
+    let (client, connection) = tokio_postgres::connect(database, tokio_postgres::NoTls).await?;
+    tokio::spawn(connection);
+    let chains = client.query("SELECT epoch, state, tick, attempt, fence FROM chains", &[]).await?;
+    let places = chains.iter().map(|row| {
+        let phase = match ChainState::from_number(row.get(1)) {
+            ChainState::Active => Phase::Active,
+            ChainState::Paused => Phase::Paused,
+            ChainState::Retired => Phase::Retired,
+            ChainState::Quarantined => Phase::Quarantined,
+        };
+        let attempt = u32::try_from(row.get::<_, i64>(3))?;
+        let place = Place { phase, tick: TickNo(row.get(2)), attempt, fence: Fence(row.get(4)) };
+        anyhow::Ok((Epoch(row.get(0)), place))
+    });
+    let places = places.collect::<anyhow::Result<_>>()?;
+    let sql = "SELECT fence, epoch, tick, attempt, previous, due, started, verdict, reason FROM attempts";
+    let rows = client.query(sql, &[]).await?;
+    let rows = rows.iter().map(|row| {
+        anyhow::Ok(Row {
+            fence: Fence(row.get(0)),
+            epoch: Epoch(row.get(1)),
+            tick: TickNo(row.get(2)),
+            attempt: u32::try_from(row.get::<_, i64>(3))?,
+            previous: Fence(row.get(4)),
+            due: Time::from_millis(row.get(5)),
+            started: Time::from_millis(row.get(6)),
+            verdict: row.get(7),
+            reason: row.get(8),
+        })
+    });
+    Ok((rows.collect::<anyhow::Result<_>>()?, places))
 }

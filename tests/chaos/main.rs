@@ -6,7 +6,8 @@
 //! - [`workers`]: processes of the ordinary program; [`load`]: what they have to do.
 //! - [`receiver`]: whom they call; [`log`]: what it writes.
 //! - [`faults`]: what is to happen, and when; [`blows`]: makes it happen.
-//! - [`judge`]: what came of it; [`report`]: the result, as JSON on the last line.
+//! - [`judge`]: what came of it. The ledger's rows are also held against the specification of the chain protocol
+//!   (`docs/spec/README.md`). [`report`]: the result, as JSON on the last line.
 
 mod blows;
 mod faults;
@@ -33,6 +34,7 @@ use clap::Parser;
 use futures_util::future::join_all;
 use roundelay::broker::rabbit::RabbitBroker;
 use roundelay::clock::{Entropy, parse_duration};
+use roundelay::simulation::spec;
 use roundelay::topology::Names;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
@@ -205,6 +207,8 @@ async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> 
         stuck_workers: stage.workers.stop().await,
         bounds: bounds(),
     };
+    let (rows, places) = load::record(&ledger_url).await?;
+    let unexplained = spec::record::unexplained(&rows, &places);
     let (chains, attempts) = load::rows(&ledger_url).await?;
     let rules = Rules {
         slack: SLACK.as_millis() as i64,
@@ -213,7 +217,7 @@ async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> 
         redelivery: KINDS.iter().filter(|kind| kind.redelivery).map(|kind| kind.name.to_owned()).collect(),
     };
     let ruling = judge::judge(&log::read(&log_path)?, &chains, &attempts, &rules);
-    Ok(report::report(&course, &ruling))
+    Ok(report::report(&course, &ruling, &unexplained))
 }
 
 /// How long a recovery may take, in milliseconds.

@@ -26,8 +26,9 @@ pub struct Course {
     pub bounds: Vec<(&'static str, i64)>,
 }
 
-/// Makes the report. The run has passed if its `passed` is true.
-pub fn report(course: &Course, ruling: &Ruling) -> Value {
+/// Makes the report. The run has passed if its `passed` is true. `unexplained` are the rows of the ledger that the
+/// specification does not explain.
+pub fn report(course: &Course, ruling: &Ruling, unexplained: &Vec<String>) -> Value {
     let mut by_fault: BTreeMap<&str, Vec<&Recovery>> = BTreeMap::new();
     for recovery in &ruling.recoveries {
         by_fault.entry(&recovery.fault).or_default().push(recovery);
@@ -66,7 +67,7 @@ pub fn report(course: &Course, ruling: &Ruling) -> Value {
     let happened: Map<String, Value> =
         course.faults.iter().map(|(fault, (happened, _))| (fault.name().to_owned(), json!(happened))).collect();
     let Ruling { dead, forked, unrecorded, lost, calls, accepted, beside, latest, set_aside, .. } = ruling;
-    let sound = [dead, forked, unrecorded, lost].iter().all(|findings| findings.is_empty());
+    let sound = [dead, forked, unrecorded, lost, unexplained].iter().all(|findings| findings.is_empty());
     let passed = sound && missing.is_empty() && slow.is_empty() && course.stuck_workers == 0 && calls.0 > 0;
     let shown = |findings: &Vec<String>| findings.iter().take(SHOWN).cloned().collect::<Vec<_>>();
     json!({
@@ -80,6 +81,7 @@ pub fn report(course: &Course, ruling: &Ruling) -> Value {
         "dead": dead.len(),
         "forked": forked.len(),
         "unrecorded": unrecorded.len(),
+        "unexplained": unexplained.len(),
         "beside": beside,
         "set_aside": set_aside,
         "latest_ms": latest,
@@ -88,6 +90,7 @@ pub fn report(course: &Course, ruling: &Ruling) -> Value {
         "recovery": recovery,
         "findings": {
             "dead": shown(dead), "forked": shown(forked), "unrecorded": shown(unrecorded), "lost": shown(lost),
+            "unexplained": shown(unexplained),
             "too_few": missing, "slow": slow, "not_measured": unmeasured,
         },
     })

@@ -12,6 +12,8 @@
 
 pub mod record;
 mod steps;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
