@@ -148,8 +148,11 @@ impl Course {
                     "retired" => Then::End,
                     _ => Then::Tick,
                 };
-                // When the next attempt is due is what its claim says.
-                self.state.take(&Step::Finish(Finish { then, ..finish((row.epoch, row.tick, row.attempt, row.fence)) }))
+                // When the next attempt is due is what its claim says, and the answer is not recorded.
+                let chain = self.state.chains.get(&row.epoch);
+                let sends = then != Then::End && chain.is_some_and(|chain| chain.phase == Phase::Active);
+                let place = (row.epoch, row.tick, row.attempt, row.fence);
+                self.state.take(&Step::Finish(Finish { then, sends, ..finish(place) }))
             }
         }
     }
