@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use roundelay_model::clock::Entropy;
+
 use super::*;
 
 const PAGE: &str = include_str!("../../../../docs/spec/README.md");
@@ -324,4 +326,125 @@ fn the_page_for_people_has_the_same_steps_and_lines() {
         PAGE.lines().filter_map(|line| line.strip_prefix("### ")?.strip_suffix("`")?.split_once(" · `")).collect();
     assert_eq!(told, steps, "docs/spec/README.md has the steps of steps.rs, in the same order, with their functions");
     assert!(steps.len() > 15, "{steps:?}");
+}
+
+/// A step on a ledger of few names, which may be allowed or not.
+fn any<'a>(dice: &Entropy, state: &State, now: Duration, members: &'a [(Epoch, &'a str, &'a str, Time)]) -> Step<'a> {
+    let one_of = |n: usize| dice.below(n);
+    let epochs: Vec<Epoch> = state.chains.keys().copied().collect();
+    let epoch = epochs[one_of(epochs.len())];
+    let chain = &state.chains[&epoch];
+    let session = 1 + one_of(3) as i64;
+    let names = [ROTATION, STEADY, ("part", "x"), ("part", "y")];
+    let name =
+        *names.iter().find(|name| chain.entity.kind == name.0 && chain.entity.key == name.1).unwrap_or(&ROTATION);
+    let above = Epoch(state.last_epoch.get() + 1);
+    let sort = if one_of(3) == 0 { Sort::Manual { beside: one_of(2) == 0 } } else { Sort::Rotation };
+    let new = New { sort, epoch: above, ..new([ROTATION, STEADY][one_of(2)], 0) };
+    let ask = Asked {
+        epoch,
+        tick: chain.tick,
+        attempt: chain.attempt,
+        member: matches!(chain.sort, Sort::Member { .. }),
+        session,
+        again: one_of(6) == 0,
+        takeover: one_of(6) == 0,
+        ..asked(name, 1, 1, 1)
+    };
+    let (lost, total) = (chain.held.is_some(), chain.total);
+    let runs = [Runs::Yes, Runs::Yes, Runs::Refused, Runs::Deadly][one_of(4)];
+    let fence = Fence(state.last_fence.get() + one_of(3) as i64);
+    let then =
+        [Then::Tick, Then::Tick, Then::Attempt(chain.attempt + 1), Then::Snooze, Then::End, Then::Gather(members)];
+    let then = then[one_of(then.len())];
+    let finish = Finish {
+        sends: chain.phase == Phase::Active && !matches!(then, Then::End | Then::Gather(_)),
+        retires: one_of(6) == 0,
+        from_batch: chain.total > 0,
+        sends_parent: one_of(2) == 0,
+        ..finish(epoch.get(), chain.tick.get(), chain.attempt, chain.fence.get(), then)
+    };
+    match one_of(24) {
+        0..6 => Step::Claim(ask, Granted { previous: Some(chain.fence), lost, total, runs, ..granted(fence.get()) }),
+        6..12 => Step::Finish(finish),
+        12 => Step::FinishFenced(Finish { fence: Fence(chain.fence.get() - one_of(2) as i64), ..finish }),
+        13 => Step::MarkSent { epoch, tick: chain.tick, attempt: chain.attempt, due: chain.due },
+        14 => Step::GiveUp { epoch, fence: chain.fence, session },
+        15 => Step::SessionBegins { session: state.last_fence.get() + 10, lease: LEASE, now },
+        16 => Step::SessionOver { session, by: By::Silence, now },
+        17 => Step::SessionBegins { session, lease: LEASE, now },
+        18 => Step::Order([Order::Pause, Order::Resume, Order::Resume, Order::Retire][one_of(4)], Which::default()),
+        19 => Step::Recover { old: epoch, epoch: above, due: at(100), all: one_of(2) == 0 },
+        20 => [Step::Begin(new), Step::BeginAnew(new), Step::RunAgain(New { epoch, ..new })][one_of(3)],
+        21 => Step::SetAside(ask),
+        22 => Step::LetGo,
+        _ => Step::Ahead(Asked { tick: ask.tick.next(), ..ask }),
+    }
+}
+
+#[test]
+fn what_the_page_says_always_holds_does_in_random_courses() {
+    let dice = Entropy::seeded(1);
+    let mut taken = BTreeSet::new();
+    for _ in 0..400 {
+        let mut state = ledger(&[]);
+        let mut ends = BTreeSet::new();
+        for n in 0..150 {
+            let (before, now) = (state.clone(), LEASE * n);
+            let above = |n: i64| Epoch(before.last_epoch.get() + n);
+            let members = [(above(1), "part", "x", at(100)), (above(2), "part", "y", at(100))];
+            let step = any(&dice, &before, now, &members);
+            if state.take(&step).is_err() {
+                assert_eq!(state, before, "{step:?}");
+                continue;
+            }
+            taken.insert(format!("{step:?}").split(['(', ' ']).next().unwrap_or_default().to_owned());
+            if let Step::Claim(asked, granted) = step {
+                assert!(!ends.contains(&(asked.epoch, asked.tick)), "3: {step:?}");
+                assert!(before.chains.values().all(|chain| chain.fence < granted.fence), "2: {step:?}");
+                let held = before.chains[&asked.epoch].held;
+                let alive = held.is_some_and(|session| before.sessions.contains_key(&session));
+                assert!(!alive || asked.again || asked.takeover && asked.name == STEADY, "1: {step:?}");
+            }
+            if let Step::Finish(finish) = step
+                && matches!(finish.then, Then::Tick | Then::End)
+            {
+                assert!(ends.insert((finish.epoch, finish.tick)), "2: {step:?}");
+            }
+            for (entity, epochs) in &before.names {
+                for (old, new) in
+                    epochs.iter().zip(&state.names[entity]).filter_map(|(old, new)| Some(((*old)?, (*new)?)))
+                {
+                    let place = |epoch, chain: &Chain| (epoch, chain.tick, chain.attempt);
+                    let (was, is) = (place(old, &before.chains[&old]), place(new, &state.chains[&new]));
+                    assert!(was <= is, "4: {was:?} becomes {is:?} by {step:?}");
+                    let moved = was != is || before.chains[&old].due != state.chains[&new].due;
+                    assert!(!moved || !state.chains[&new].sent, "5: {step:?}");
+                }
+            }
+            for (epoch, chain) in &state.chains {
+                let open =
+                    |other: &&Chain| other.sort == Sort::Member { parent: *epoch } && other.phase != Phase::Retired;
+                assert_eq!(state.chains.values().filter(open).count(), chain.open, "8: {epoch} after {step:?}");
+            }
+        }
+    }
+    let all = [
+        "Ahead",
+        "Begin",
+        "BeginAnew",
+        "Claim",
+        "Finish",
+        "FinishFenced",
+        "GiveUp",
+        "LetGo",
+        "MarkSent",
+        "Order",
+        "Recover",
+        "RunAgain",
+        "SessionBegins",
+        "SessionOver",
+        "SetAside",
+    ];
+    assert_eq!(taken.iter().collect::<Vec<_>>(), all, "steps that were taken");
 }
