@@ -81,7 +81,7 @@ impl State {
         let of_name = self.named(&entity, new.sort).filter(|_| matches!(new.sort, Sort::Manual { .. }));
         let chain = self.chains.get_mut(&new.epoch).filter(|_| of_name == Some(new.epoch));
         let over = |chain: &&mut Chain| chain.phase == Phase::Retired && chain.held.is_none() && chain.open == 0;
-        let chain = chain.filter(over).filter(|chain| chain.started < chain.tick);
+        let chain = chain.filter(over).filter(|chain| chain.started < chain.tick && chain.attempt == 1);
         let Some(chain) = chain else {
             return must(false, "RunAgain 1: a manual run of the name has ended, and its last tick with it", || {
                 new.told()

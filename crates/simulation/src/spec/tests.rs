@@ -48,7 +48,7 @@ fn granted(fence: i64) -> Granted {
     Granted { fence: Fence(fence), previous: None, due: at(100), lost: false, total: 0, runs: Runs::Yes }
 }
 
-fn finish(epoch: i64, tick: i64, attempt: u32, fence: i64, then: Then<'static>) -> Finish<'static> {
+fn finish(epoch: i64, tick: i64, attempt: u32, fence: i64, then: Then<'_>) -> Finish<'_> {
     Finish {
         epoch: Epoch(epoch),
         tick: TickNo(tick),
