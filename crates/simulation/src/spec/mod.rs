@@ -1,10 +1,10 @@
 //! The specification of the chain protocol: which steps a ledger may take, and where each leads (pure).
 //!
-//! `docs/spec/README.md` says the same for people. This module calls nothing of the engine and nothing of the ledger, so
-//! that it can be wrong in other ways than they are. It knows the types of ids and times, and no more.
+//! `docs/spec/README.md` says the same for people. This module calls nothing of the engine and nothing of the ledger,
+//! because a specification that calls what it judges proves nothing. It knows the types of ids and times, and no more.
 //!
-//! [`State`] is what the specification knows of a ledger. [`Step`] is one commit of the ledger: what was asked, and what
-//! was answered. [`allowed`] is the relation: the state after the step, or the line of the specification that forbids it.
+//! [`State`] is what the specification knows of a ledger. [`Step`] is one commit of the ledger: what was asked and what
+//! was answered. [`allowed`] is the relation: where the step leads, or the line of the specification that forbids it.
 //! `steps` has one function for each step: the guard comes first, line by line, then the effect.
 //!
 //! - A simulation feeds each commit to the relation as it is made: `observe::replay`.

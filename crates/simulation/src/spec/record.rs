@@ -1,7 +1,7 @@
 //! What a real ledger has kept, as steps (pure): whether the specification explains its rows.
 //!
-//! A row says less than a commit. What it leaves open is open here, too: the rows are in order if *some* course of things
-//! that the specification allows has left them.
+//! A row says less than a commit. What it leaves open is open here, too: the rows are in order if *some* course that the
+//! specification allows has left them.
 //!
 //! - Which session made a claim is not recorded: each claim has one of its own.
 //! - When a session was over is not recorded: that of a claim that is `lost` or `fenced` ends before the next claim. So

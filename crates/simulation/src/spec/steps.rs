@@ -1,6 +1,6 @@
 //! The steps: for each one function, with its guard first, a line each, and then its effect.
 //!
-//! The lines are those of `docs/spec/README.md`, word for word; a test compares them, and each has a step that it refuses.
+//! The lines are those of `docs/spec/README.md`, word for word. A test compares them, and each refuses a step there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,14 +127,14 @@ impl State {
         must(chain.open == 0, "Claim 6: all members of its batch have ended", told)?;
         must(
             self.is_free_for(chain, asked),
-            "Claim 7: no session that goes on holds it; or the same session claims again what it never heard of; or the \
-             message came again and the kind says that this is enough, unless two workers have died over the attempt",
+            "Claim 7: no session that goes on holds it; or the same session claims again what it never heard of; or \
+             the message came again and the kind says that this is enough, unless two workers have died over the attempt",
             told,
         )?;
         must(once || asked.recurs, "Claim 8: a rotation has a schedule", told)?;
         must(
             deaths < DEATHS_TO_SET_ASIDE || once && granted.runs == Runs::Deadly,
-            "Claim 9: fewer than three workers have died over the attempt; or it is a single tick, which ends without a run",
+            "Claim 9: fewer than three workers have died over the attempt; or it is a single tick, which ends unrun",
             told,
         )?;
         must(
@@ -149,7 +149,7 @@ impl State {
         )?;
         must(
             !runs || !self.meets(chain),
-            "Claim 12: the rotation and the manual run of a name do not run at the same time, unless that was asked for",
+            "Claim 12: the rotation and the manual run of a name do not run at once, unless that was asked for",
             told,
         )?;
         must(granted.fence > self.last_fence, "Claim 13: the fence is above every fence before", told)?;
@@ -160,7 +160,7 @@ impl State {
         )?;
         must(
             (granted.due, granted.lost, granted.total) == (chain.due, chain.held.is_some(), chain.total),
-            "Claim 15: the answer says when the attempt was due, whether the claim before was lost, and what it waited for",
+            "Claim 15: the answer says when the attempt was due, if the claim before was lost, and what it waited for",
             told,
         )?;
 
@@ -524,8 +524,8 @@ impl State {
         chain.held.is_some_and(|session| self.sessions.contains_key(&session))
     }
 
-    /// How many workers have died over the attempt, its holder among them, as the claim counts them: not where the holder
-    /// may live, unless the tick is to be taken from it.
+    /// How many workers have died over the attempt, its holder among them, as the claim counts them: not where the
+    /// holder may live, unless the tick is to be taken from it.
     fn deaths(&self, chain: &Chain, asked: &Asked) -> u32 {
         let unheard = asked.again && chain.held == Some(asked.session);
         let gone = chain.held.is_some() && (!self.is_held(chain) || asked.takeover);

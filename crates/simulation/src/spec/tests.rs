@@ -1,5 +1,5 @@
-//! Each line of each guard has a step that it refuses, in a state in which a step beside it is allowed; and the page for
-//! people says the same lines.
+//! Each line of each guard has a step that it refuses; the page for people says the same lines; and what the page says
+//! always holds does, in random courses.
 
 use std::collections::BTreeSet;
 
