@@ -1,6 +1,6 @@
 //! What a real ledger has kept, as steps (pure): whether the specification explains its rows.
 //!
-//! A row says less than a commit. What it leaves open is open here, too: the rows are in order if *some* course that the
+//! A row says less than a commit. What it leaves open is open here: the rows are in order if *some* course that the
 //! specification allows has left them.
 //!
 //! - Which session made a claim is not recorded: each claim has one of its own.

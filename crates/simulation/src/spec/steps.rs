@@ -128,7 +128,8 @@ impl State {
         must(
             self.is_free_for(chain, asked),
             "Claim 7: no session that goes on holds it; or the same session claims again what it never heard of; or \
-             the message came again and the kind says that this is enough, unless two workers have died over the attempt",
+             the message came again and the kind says that this is enough, unless two workers have died over the \
+             attempt",
             told,
         )?;
         must(once || asked.recurs, "Claim 8: a rotation has a schedule", told)?;
