@@ -83,9 +83,11 @@ impl State {
         let over = |chain: &&mut Chain| chain.phase == Phase::Retired && chain.held.is_none() && chain.open == 0;
         let chain = chain.filter(over).filter(|chain| chain.started < chain.tick && chain.attempt == 1);
         let Some(chain) = chain else {
-            return must(false, "RunAgain 1: a manual run of the name has ended, and its last tick with it", || {
-                new.told()
-            });
+            return must(
+                false,
+                "RunAgain 1: a manual run of the name has ended, and was not left in the middle",
+                || new.told(),
+            );
         };
 
         (chain.phase, chain.attempt, chain.sent, chain.due) = (Phase::Active, 1, false, new.due);

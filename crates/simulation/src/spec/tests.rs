@@ -159,7 +159,7 @@ fn refused() -> Vec<(&'static str, Vec<Step<'static>>, Step<'static>)> {
         ("BeginAnew 1", vec![retire()], Step::BeginAnew(new(ROTATION, 2))),
         ("BeginAnew 2", vec![], Step::BeginAnew(new(ROTATION, 3))),
         ("RunAgain 1", vec![begin_manual()], Step::RunAgain(manual(3))),
-        ("RunAgain 1", vec![begin_manual(), retire()], Step::RunAgain(manual(3))),
+        ("RunAgain 1", vec![begin_manual(), run_manual(1), retire()], Step::RunAgain(manual(3))),
         ("Known 1", vec![], known(false, true)),
         ("Known 1", vec![retire()], known(false, false)),
         ("Known 1", vec![], known(true, false)),
