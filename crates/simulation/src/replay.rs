@@ -261,7 +261,7 @@ impl Known {
             Enrolled::Created(hint) => {
                 let new = New { name, sort, owner, epoch: hint.epoch, due: hint.due };
                 let known = &self.state;
-                if known.chains.contains_key(&hint.epoch) {
+                if chain.once && known.chains.contains_key(&hint.epoch) {
                     Step::RunAgain(new)
                 } else if known.epoch_of(name, sort).is_some() {
                     Step::BeginAnew(new)
