@@ -259,7 +259,7 @@ impl Known {
         let known = |ended, owner| Step::Known { name, manual: chain.once, ended, owner };
         let step = match answer {
             Enrolled::Created(hint) => {
-                let new = New { name, sort, owner, epoch: hint.epoch, due: hint.due };
+                let new = New { name, sort, owner, epoch: hint.epoch, due: hint.due, anew: chain.revive };
                 let known = &self.state;
                 if chain.once && known.chains.contains_key(&hint.epoch) {
                     Step::RunAgain(new)

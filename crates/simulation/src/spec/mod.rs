@@ -149,6 +149,8 @@ pub struct New<'a> {
     pub epoch: Epoch,
     /// When its first tick is due.
     pub due: Time,
+    /// If a chain of the name has ended, it is to begin anew.
+    pub anew: bool,
 }
 
 /// A claim as it was asked for.

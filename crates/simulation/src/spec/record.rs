@@ -160,7 +160,8 @@ impl Course {
     /// The chain begins, or begins anew after the epoch before.
     fn begin(&mut self, row: &Row) -> Result<(), Refusal> {
         if self.epoch.is_none() {
-            let new = New { name: ("", ""), sort: Sort::Rotation, owner: None, epoch: row.epoch, due: row.due };
+            let new =
+                New { name: ("", ""), sort: Sort::Rotation, owner: None, epoch: row.epoch, due: row.due, anew: false };
             self.state.take(&Step::Begin(new))?;
         } else {
             self.state.take(&Step::Recover { old: self.epoch, epoch: row.epoch, due: row.due, all: true })?;

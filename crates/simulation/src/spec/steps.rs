@@ -67,6 +67,11 @@ impl State {
         let old = self.named(&entity, new.sort).filter(|old| self.chains[old].phase == Phase::Retired);
         must(new.epoch > self.last_epoch, "BeginAnew 1: the epoch is above every epoch before", || new.told())?;
         must(old.is_some(), "BeginAnew 2: a chain of the name has ended", || new.told())?;
+        must(
+            new.anew || new.sort != Sort::Rotation,
+            "BeginAnew 3: a rotation begins anew only where that was asked for",
+            || new.told(),
+        )?;
 
         let before = old.and_then(|old| self.take_out(old));
         self.insert(new, entity);
@@ -334,7 +339,7 @@ impl State {
         }
         for (epoch, kind, key, due) in begun {
             let sort = Sort::Member { parent: f.epoch };
-            let new = New { name: (kind, key), sort, owner: None, epoch: *epoch, due: *due };
+            let new = New { name: (kind, key), sort, owner: None, epoch: *epoch, due: *due, anew: false };
             self.insert(&new, Entity::of(new.name));
         }
         if let Some(waits) = parent.and_then(|parent| self.chains.get_mut(&parent)).filter(|waits| waits.open > 0) {

@@ -20,7 +20,7 @@ const fn at(millis: i64) -> Time {
 }
 
 fn new(name: (&'static str, &'static str), epoch: i64) -> New<'static> {
-    New { name, sort: Sort::Rotation, owner: None, epoch: Epoch(epoch), due: at(100) }
+    New { name, sort: Sort::Rotation, owner: None, epoch: Epoch(epoch), due: at(100), anew: true }
 }
 
 fn manual(epoch: i64) -> New<'static> {
@@ -158,6 +158,7 @@ fn refused() -> Vec<(&'static str, Vec<Step<'static>>, Step<'static>)> {
         ("Begin 2", vec![], Step::Begin(new(ROTATION, 3))),
         ("BeginAnew 1", vec![retire()], Step::BeginAnew(new(ROTATION, 2))),
         ("BeginAnew 2", vec![], Step::BeginAnew(new(ROTATION, 3))),
+        ("BeginAnew 3", vec![retire()], Step::BeginAnew(New { anew: false, ..new(ROTATION, 3) })),
         ("RunAgain 1", vec![begin_manual()], Step::RunAgain(manual(3))),
         ("RunAgain 1", vec![begin_manual(), run_manual(1), retire()], Step::RunAgain(manual(3))),
         ("Known 1", vec![], known(false, true)),
