@@ -52,6 +52,8 @@ pub enum Fault {
     DeleteQueue { queue: usize, away: Duration },
     /// The ledger's clock is set by this number of milliseconds.
     Clock { millis: i64 },
+    /// The broker's clock is set by this number of milliseconds, as by a restart, or when another node leads its queues.
+    BrokerClock { millis: i64 },
     /// Messages that cannot be used.
     Poison { queue: usize, count: usize },
     /// An operator pauses a chain, and resumes it.
@@ -88,6 +90,8 @@ impl Fault {
         match self {
             Self::Publish { how: Wrong::Twice | Wrong::UnknownButKept | Wrong::Slow, count } => *count,
             Self::Duplicate { .. } => 1,
+            // Where it is set back, the messages of all that time lie on their rungs, and each is sent again.
+            Self::BrokerClock { millis } => usize::try_from(-millis / 1_000).unwrap_or(0),
             // To each worker.
             Self::Claim { how: Astray::Overtaken | Astray::Stuck, .. } => 3,
             // What each of three workers leaves is sent again at once, and once more.
@@ -187,6 +191,8 @@ pub struct Plan {
 const MANUAL: usize = 8;
 /// One seed in this number has a claim that goes astray in each of the ways.
 const ASTRAY: usize = 8;
+/// In one seed in this number the broker's clock is set.
+const BROKER_CLOCK: usize = 8;
 /// Seeds in front that have one crash each, at one point after the other.
 const SINGLES: usize = Point::ALL.len();
 /// Seeds after these that have two crashes each, at every pair of points.
@@ -259,6 +265,14 @@ impl Plan {
             let length = astray.between(Duration::ZERO, Duration::from_millis(40));
             Planned { at, fault: Fault::Claim { how, nth: 1 + astray.below(10), length } }
         }));
+        let clock = Entropy::seeded(seed ^ 0xc10c);
+        if clock.below(BROKER_CLOCK) == 0 {
+            let at = clock.between(LULL, STORM - Duration::from_secs(60));
+            let size = [2_000, 15_000, 90_000, 3_600_000][clock.below(4)];
+            // Back by less: for that long all that is on a rung waits, and the storm is to end before the calm.
+            let millis = if clock.below(2) == 0 { size } else { -size.min(30_000) };
+            faults.push(Planned { at, fault: Fault::BrokerClock { millis } });
+        }
         faults.sort_by_key(|planned| planned.at);
         Self { faults }
     }
@@ -418,6 +432,7 @@ impl fmt::Display for Fault {
             Self::Reorder { queue } => write!(f, "queue {queue} is reordered"),
             Self::DeleteQueue { queue, away } => write!(f, "queue {queue} is deleted, for {}", s(*away)),
             Self::Clock { millis } => write!(f, "the ledger's clock is set by {millis} ms"),
+            Self::BrokerClock { millis } => write!(f, "the broker's clock is set by {millis} ms"),
             Self::Poison { queue, count } => write!(f, "{count} unusable messages on queue {queue}"),
             Self::Pause { chain, length } => write!(f, "chain {chain} is paused for {}", s(*length)),
             Self::PauseOwner { length } => write!(f, "all that belongs to the owner is paused for {}", s(*length)),

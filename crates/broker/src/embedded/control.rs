@@ -1,7 +1,10 @@
 //! What a test or a simulation does to the broker, and what it sees of it.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use roundelay_model::clock::Entropy;
+use tokio::time::Instant;
 
 use super::state::State;
 use crate::Message;
@@ -90,6 +93,28 @@ impl EmbeddedBroker {
             }
         }
         state.watch(queue);
+    }
+
+    /// Sets the broker's clock by `millis`: RabbitMQ keeps until when a message sleeps as a time of its clock, which is
+    /// another after a restart, or when another node of a cluster leads the queue. What sleeps wakes so much sooner, or
+    /// later; on a rung, what comes in afterwards waits behind that.
+    pub fn set_clock(&self, millis: i64) {
+        let by = Duration::from_millis(millis.unsigned_abs());
+        let now = Instant::now();
+        let set = |until: Instant| if millis < 0 { until + by } else { until.checked_sub(by).unwrap_or(now) };
+        self.node.change(|state, outbox| {
+            let names: Vec<String> = state.queues.keys().map(ToString::to_string).collect();
+            for name in names {
+                let Some(queue) = state.queues.get_mut(&*name) else { continue };
+                for message in queue.returned.iter_mut().chain(&mut queue.ready) {
+                    message.expires = message.expires.map(set);
+                }
+                state.watch(&name);
+            }
+            if state.running {
+                state.tick(now, outbox);
+            }
+        });
     }
 
     /// Every message: queue by queue in the order of their names, first what waits, the next first,

@@ -157,6 +157,7 @@ impl World {
             Fault::Clock { millis } => {
                 self.clock.set_forward(millis);
             }
+            Fault::BrokerClock { millis } => self.broker.set_clock(millis),
             Fault::Poison { queue, count } => {
                 let queue = ["alpha", "beta", "gamma"][queue % 3];
                 self.poison(queue.into(), count);
