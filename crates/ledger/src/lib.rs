@@ -28,6 +28,7 @@
 //! - `chain`, `enroll`, `claim`, `finish` and the other small files: what the verbs take and answer.
 //! - `decide`: what the verbs of a tick come to (pure). [`comeback`]: when a worker asks again after the ledger has not
 //!   answered.
+//! - `rows`: a few rows in memory, whose every state can be looked at.
 //! - [`sqlite`]: a file on this machine, written by one thread with group commit.
 //! - [`postgres`]: a server that many workers share, written in groups too. Like `sqlite` it has each trait in the file
 //!   of the trait's name.
@@ -67,6 +68,8 @@ pub mod postgres;
 mod protocol;
 mod reports;
 mod rosters;
+#[doc(hidden)]
+pub mod rows;
 mod running;
 mod search;
 mod sessions;
