@@ -247,17 +247,25 @@ fn report<T, E: std::fmt::Display>(needs: &Needs, what: &str, result: Result<T, 
 
 /// What catch-up does about a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Plan {
+pub enum Plan {
     /// Nothing for now; look again then.
-    Wait { until: Time },
+    Wait {
+        /// When.
+        until: Time,
+    },
     /// Send its message, and look again some slack after it can have arrived.
-    Send { due: Time, look_at: Time },
+    Send {
+        /// When the message is due.
+        due: Time,
+        /// When catch-up looks again.
+        look_at: Time,
+    },
 }
 
 /// Decides about a chain (pure). `depth` and `frontier` (how far it has come, if anything is known
 /// of that) are its lane's, `held` whether this worker has its message in hand, and `offset` its
 /// place in the spread.
-fn plan(
+pub fn plan(
     chain: &Overdue,
     depth: Depth,
     frontier: Option<Time>,

@@ -92,6 +92,12 @@ mod vitals;
 mod wall;
 mod wiring;
 
+/// Decisions of the engine that are pure, for those who look at all of them.
+#[doc(hidden)]
+pub mod decisions {
+    pub use crate::catch_up::{Plan, plan};
+}
+
 pub use builder::Engine;
 pub use connections::{Connections, connect_broker, open_ledger};
 pub use dispatch::Dispatch;

@@ -20,6 +20,7 @@
 //! ours.
 
 mod astray;
+pub mod explore;
 pub mod forecast;
 mod ground;
 mod ledger;
