@@ -75,6 +75,7 @@ pub enum Move {
     Look(u8, u8, bool),
     Adopt(u8, u8, bool),
     Time(i8),
+    Slow(i8),
     Lose(u8),
     Double(u8),
     Crash(u8),
@@ -305,7 +306,11 @@ impl Model for Chains {
             }
         }
         if let Some(wait) = next_time(state) {
-            moves.push(Move::Time(wait));
+            if !waits(state) {
+                moves.push(Move::Time(wait));
+            } else if fault {
+                moves.push(Move::Slow(wait));
+            }
         }
         if fault && state.left.clock > 0 {
             moves.extend([Move::SetForward, Move::SetBack(false), Move::SetBack(true)]);
@@ -387,6 +392,15 @@ impl Model for Chains {
 pub fn named(row: u8) -> String {
     let (key, once) = PLACES[usize::from(row)];
     format!("{} `{key}`", if once { "the manual run of chain" } else { "chain" })
+}
+
+/// Whether a worker or the broker has something to do, so that time does not pass unless one of them is slow. A run may
+/// take as long as it likes.
+fn waits(state: &State) -> bool {
+    let works = |worker: u8| state.workers[usize::from(worker)].mode == Mode::Works;
+    let task = |task: &Task| !matches!(task.phase, Phase::Free | Phase::Runs) && works(task.worker);
+    let lies = |lying: &Lying| lying.copies > 0 && lying.message.due <= 0;
+    state.tasks.iter().any(task) || ((works(0) || works(1)) && state.messages.iter().any(lies))
 }
 
 /// How long until something is due that is not.
@@ -473,7 +487,10 @@ impl Step<'_> {
             }
             Move::Look(worker, row, passed) => self.look(worker, row, false, passed),
             Move::Adopt(worker, row, passed) => self.look(worker, row, true, passed),
-            Move::Time(wait) => {
+            Move::Time(wait) | Move::Slow(wait) => {
+                if matches!(chosen, Move::Slow(_)) {
+                    self.fault();
+                }
                 self.pass(wait);
                 for worker in self.state.workers.iter_mut().filter(|worker| worker.mode == Mode::Frozen) {
                     worker.silent = worker.silent.saturating_add(wait);
@@ -591,6 +608,11 @@ impl Step<'_> {
         match answer {
             Claim::Granted(grant) => {
                 task.fence = grant.fence.get() as u8;
+                if grant.refused.is_some() {
+                    (task.phase, task.outcome) = (Phase::Finishes, Outcome::Done);
+                    task.next = Message { row: message.row, ..Message::default() };
+                    return Ok(());
+                }
                 task.phase = Phase::Runs;
                 if of.mode == Mode::Works {
                     self.begins(n)?;

@@ -1,19 +1,206 @@
-//! All states, not seeds.
+//! All states, not seeds: a breadth-first search over what two workers, a broker, operators and a ledger can come to.
+//!
+//! The decisions are those of production. Real are:
+//!
+//! - claims, finishes, enrolments, the note that a message was sent, and what catch-up notes: `crates/ledger/src/decide/`,
+//!   over [`roundelay_ledger::rows`];
+//! - whether catch-up sends a message again, and when it looks next: `plan` in `crates/engine/src/catch_up.rs`.
+//!
+//! Modelled, in a few lines each (`chains.rs`), are:
+//!
+//! - what a worker does with the answer to a claim (`tick.rs`), in which order it publishes, notes and acknowledges
+//!   (`publishing.rs`), and that it ends its runs when its lease is over (`vitals.rs`);
+//! - when sessions end (`heartbeat.rs`) and which chains catch-up finds, gives up and takes over (`catch_up.rs`);
+//! - orders of operators and the restore of an older copy, which the other ledgers say in SQL;
+//! - the broker: a multiset of messages. Catch-up reads and notes in one step; two looks that cross come to no more than
+//!   a message that is doubled.
+//!
+//! Not modelled are batches, guards and cooldowns, takeovers by redelivery, throttles, and runs from the ledger while the
+//! broker is away.
+//!
+//! There is no bound on ticks and time: [`state`] says how they are numbered. A bound is how much goes wrong: each
+//! exploration has a number of faults, of times that the clock is set, of orders, and of runs that do not work out. Time
+//! passes only when nobody has anything to do, unless something is slow, which is a fault.
 
-pub mod chains;
-pub mod search;
-pub mod state;
+mod chains;
+mod search;
+mod state;
 mod words;
+
+use roundelay_model::guard::IfRunning;
+use serde::Serialize;
+
+use chains::{Chains, Ledger, sound};
+pub use search::Limits;
+use search::{Found, Story, search};
+use state::Budgets;
+
+/// What all explorations have come to.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Report {
+    /// Each of them, up to the first that found a violation.
+    pub explorations: Vec<Exploration>,
+    /// All their states together.
+    pub states: u64,
+    /// All their moves together.
+    pub moves: u64,
+    /// How long they took, in seconds.
+    pub seconds: f64,
+    /// The violation, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub counterexample: Option<Counterexample>,
+}
+
+/// What one exploration has come to.
+#[derive(Clone, Debug, Serialize)]
+pub struct Exploration {
+    /// What was explored, and within what bound.
+    pub bound: String,
+    /// Different states.
+    pub states: u64,
+    /// Moves that were made.
+    pub moves: u64,
+    /// The longest of the shortest paths to a state, in moves.
+    pub depth: u32,
+    /// Whether all states within the bound were reached.
+    pub complete: bool,
+    /// States from which a run without further faults was seen to claim every active chain.
+    pub checked_for_liveness: u64,
+    /// How long it took, in seconds.
+    pub seconds: f64,
+    /// States per second.
+    pub states_per_second: f64,
+}
+
+/// A shortest way to the violation of an invariant.
+#[derive(Clone, Debug, Serialize)]
+pub struct Counterexample {
+    /// Which, as `docs/proof.md` names it.
+    pub invariant: &'static str,
+    /// How it is violated.
+    pub what: String,
+    /// How many moves it takes.
+    pub length: usize,
+    /// The moves in words, with what each side then knows.
+    pub story: Vec<String>,
+}
+
+/// What CI explores: its name, and what it is.
+fn bounds() -> Vec<(&'static str, Chains)> {
+    let chain = |faults| Chains {
+        two: false,
+        manual: None,
+        jobs: false,
+        budgets: Budgets { faults, clock: 0, orders: 0, setbacks: 0, restores: 0 },
+        ledger: sound,
+    };
+    let with = |chains: Chains, budgets: Budgets| Chains { budgets, ..chains };
+    let of = |faults| chain(faults).budgets;
+    vec![
+        ("one chain", chain(2)),
+        ("one chain, operators", with(chain(1), Budgets { orders: 1, setbacks: 1, clock: 1, ..of(1) })),
+        ("one chain, jobs", Chains { jobs: true, ..chain(1) }),
+        ("one chain, restored", with(chain(1), Budgets { restores: 1, ..of(1) })),
+        ("a manual run beside the rotation", Chains { manual: Some(IfRunning::After), ..with(chain(1), Budgets { orders: 1, ..of(1) }) }),
+        ("two chains", Chains { two: true, ..chain(1) }),
+    ]
+}
+
+fn words((name, chains): (&str, &Chains)) -> String {
+    let Budgets { faults, clock, orders, setbacks, restores } = chains.budgets;
+    format!(
+        "{name}: {faults} faults, of these {clock} settings of the clock; {orders} orders, {setbacks} runs that do not work out, {restores} restores"
+    )
+}
+
+/// Explores what CI explores, until the first violation.
+pub fn explore(limits: Limits) -> Report {
+    explore_with(limits, sound)
+}
+
+fn explore_with(limits: Limits, ledger: Ledger) -> Report {
+    let mut report = Report::default();
+    for (name, chains) in bounds() {
+        let found = search(&Chains { ledger, ..chains }, limits);
+        let Found { states, moves, depth, complete, lively, seconds, story } = found;
+        report.states += states;
+        report.moves += moves;
+        report.seconds += seconds;
+        report.explorations.push(Exploration {
+            bound: words((name, &chains)),
+            states,
+            moves,
+            depth,
+            complete,
+            checked_for_liveness: lively,
+            seconds,
+            states_per_second: if seconds > 0.0 { (states as f64 / seconds).round() } else { 0.0 },
+        });
+        if let Some(Story { broken, length, lines }) = story {
+            let (invariant, what) = (broken.invariant, broken.what);
+            report.counterexample = Some(Counterexample { invariant, what, length, story: lines });
+            break;
+        }
+    }
+    report
+}
 
 #[cfg(test)]
 mod tests {
-    use super::chains::{Chains, sound};
-    use super::search::{Limits, search};
-    use super::state::Budgets;
+    use roundelay_ledger::rows::Rows;
+    use roundelay_ledger::{Claim, ClaimRequest};
+
+    use super::*;
+    use crate::explore::state::NOW;
+
+    const SMALL: Limits = Limits { depth: 1_000, states: 6_000, threads: 1 };
+
+    #[test]
+    fn what_is_small_holds_and_comes_to_the_same_with_two_threads() {
+        let one = explore(SMALL);
+        assert!(one.counterexample.is_none(), "{:?}", one.counterexample);
+        let two = explore(Limits { threads: 2, ..SMALL });
+        let figures = |report: &Report| -> Vec<(u64, u64, u32, u64)> {
+            report.explorations.iter().map(|e| (e.states, e.moves, e.depth, e.checked_for_liveness)).collect()
+        };
+        assert_eq!(figures(&one), figures(&two));
+        assert!(one.explorations.iter().all(|e| e.states > 100 && e.checked_for_liveness > 0), "{one:?}");
+    }
+
+    /// All sessions seem to be over.
+    fn blind(rows: &mut Rows, request: &ClaimRequest) -> Claim {
+        let sessions = std::mem::take(&mut rows.sessions);
+        let answer = rows.claim(request, NOW);
+        rows.sessions = sessions;
+        answer
+    }
+
+    /// What is claimed is claimed for a session that nobody has.
+    fn deaf(rows: &mut Rows, request: &ClaimRequest) -> Claim {
+        match rows.claim(request, NOW) {
+            Claim::Granted(_) => Claim::Idle,
+            answer => answer,
+        }
+    }
+
+    #[test]
+    fn a_ledger_that_is_blind_to_leases_forks_a_chain() {
+        let report = explore_with(Limits { states: 2_000_000, ..SMALL }, blind);
+        let found = report.counterexample.expect("nothing was noticed");
+        assert_eq!(found.invariant, "I1", "{found:?}");
+        assert_eq!(found.story.len(), found.length, "{found:?}");
+    }
+
+    #[test]
+    fn a_ledger_whose_grants_are_not_heard_kills_a_chain() {
+        let report = explore_with(Limits { states: 2_000_000, ..SMALL }, deaf);
+        let found = report.counterexample.expect("nothing was noticed");
+        assert_eq!(found.invariant, "I2", "{found:?}");
+    }
 
     #[test]
     fn try_it() {
-        let faults: u8 = std::env::var("F").ok().and_then(|f| f.parse().ok()).unwrap_or(1);
+        let faults: u8 = std::env::var("F").ok().and_then(|f| f.parse().ok()).unwrap_or(0);
         let depth: u32 = std::env::var("D").ok().and_then(|f| f.parse().ok()).unwrap_or(1_000);
         let orders: u8 = std::env::var("O").ok().and_then(|f| f.parse().ok()).unwrap_or(0);
         let setbacks: u8 = std::env::var("S").ok().and_then(|f| f.parse().ok()).unwrap_or(0);

@@ -49,6 +49,7 @@ pub fn tell(before: &State, chosen: Move, after: &State) -> String {
             format!("catch-up of worker {} looks at {}{slow}", worker(n), named(row))
         }
         Move::Time(wait) => format!("{wait} s pass"),
+        Move::Slow(wait) => format!("{wait} s pass, though a worker or the broker has something to do: it is slow"),
         Move::Lose(n) => format!("the broker loses {}", lying(n)),
         Move::Double(n) => format!("the broker doubles {}", lying(n)),
         Move::Crash(n) => format!("worker {} is killed", worker(n)),
