@@ -14,6 +14,9 @@ pub struct Mutant {
     pub name: String,
     /// What it does, in a sentence.
     pub does: String,
+    /// `roundelay simulate --explore` must notice it, too.
+    #[serde(default)]
+    pub explored: bool,
     edits: Vec<Edit>,
 }
 

@@ -3,6 +3,9 @@
 //! Each line of its input is the name of a mutant, and the seed that is known to notice that one, if there is one. For
 //! each it prints a line: the name, the invariant that was violated first, the seed, and how many seeds were tried from
 //! the first on; 0 if the known seed noticed it. A mutant that lives has a line with its name only.
+//!
+//! Where `explored` follows, the explorer must notice it, too: the invariant, after how many moves, and how many states it
+//! took come last.
 
 use std::io::{self, BufRead};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,10 +13,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use roundelay_simulation as simulation;
+use roundelay_simulation::explore::{Limits, explore};
 use roundelay_simulation::plan::ENUMERATED;
 
 /// How many seeds are tried for a mutant.
 const SEEDS: u64 = 1_000;
+
+/// How many states the explorer looks at, of each of its bounds.
+const STATES: u64 = 1_000_000;
 
 /// The invariant that a seed violates first with this mutant.
 fn notices(mutant: &'static str, seed: u64) -> Option<String> {
@@ -40,6 +47,14 @@ fn find(line: &'static str) -> Option<(String, u64, u64)> {
     known.and_then(|seed| Some((notices(mutant, seed)?, seed, 0))).or_else(|| hunt(mutant))
 }
 
+/// What the explorer finds with this mutant. It has to run on this thread, where the mutant is switched on.
+fn explored(mutant: &'static str) -> Option<String> {
+    let limits = Limits { depth: u32::MAX, states: STATES, threads: 1 };
+    let report = sabotage::with(mutant, || explore(limits));
+    let found = report.counterexample?;
+    Some(format!(" {} {} {}", found.invariant, found.length, report.states))
+}
+
 fn main() {
     let lines: Vec<&'static str> = io::stdin().lock().lines().map(|line| &*line.unwrap().leak()).collect();
     let next = AtomicUsize::new(0);
@@ -48,8 +63,11 @@ fn main() {
             scope.spawn(|| {
                 while let Some(line) = lines.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let mutant = line.split_whitespace().next().unwrap_or_default();
-                    match find(line) {
-                        Some((invariant, seed, tried)) => println!("{mutant} {invariant} {seed} {tried}"),
+                    let by_states = if line.ends_with(" explored") { explored(mutant) } else { Some(String::new()) };
+                    match find(line).zip(by_states) {
+                        Some(((invariant, seed, tried), by_states)) => {
+                            println!("{mutant} {invariant} {seed} {tried}{by_states}");
+                        }
                         None => println!("{mutant}"),
                     }
                 }

@@ -65,13 +65,22 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let wanted: Vec<&Mutant> = all.iter().filter(|m| arguments.only.is_empty() || picked(m)).collect();
     let first = |mutant: &Mutant| row_of(mutant, &known).filter(|_| !arguments.hunt);
     let seed = |mutant: &Mutant| first(mutant).map_or_else(String::new, |row| row.seed.to_string());
-    let asked: String = wanted.iter().map(|mutant| format!("{} {}\n", mutant.name, seed(mutant))).collect();
+    let line = |mutant: &&Mutant| {
+        let explored = if mutant.explored { " explored" } else { "" };
+        format!("{} {}{explored}\n", mutant.name, seed(mutant))
+    };
+    let asked: String = wanted.iter().map(line).collect();
     let (mut found, mut alive) = (Vec::new(), Vec::new());
     hunt((&copy, &target), &asked, |line| {
         let mutant = wanted.iter().find(|mutant| line.split(' ').next() == Some(&mutant.name));
         let mutant = mutant.context("it is of no mutant that was asked for")?;
         match noticed(line, mutant) {
-            Some(row) => found.push(told(&mutant.name, row, row_of(mutant, &known))),
+            Some(row) => {
+                if let [.., invariant, length, states] = line.split(' ').collect::<Vec<_>>()[4..] {
+                    println!("{}: {invariant} after {length} moves, among {states} states", mutant.name);
+                }
+                found.push(told(&mutant.name, row, row_of(mutant, &known)));
+            }
             None => {
                 println!("{}: LIVES", mutant.name);
                 alive.push(mutant.name.clone());

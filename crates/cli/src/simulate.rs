@@ -6,7 +6,7 @@ use anyhow::{bail, ensure};
 use clap::Args;
 use roundelay_model::clock::parse_duration;
 use roundelay_simulation as simulation;
-use roundelay_simulation::{Failure, plan_of, throttle};
+use roundelay_simulation::{Failure, explore, plan_of, throttle};
 use serde_json::json;
 
 use super::forecast::Forecast;
@@ -28,6 +28,9 @@ use super::{grouped, screen};
 /// jump and operators give orders; and a calm time in which everything must come to rest. The first seeds kill a worker
 /// at every labelled point, singly and then in pairs. A violation is reported with the seed, its plan, the smallest
 /// plan that is enough for it, and the command that runs it again.
+///
+/// With --explore it goes through all states that a few chains and two workers can come to with a few faults, one after
+/// the other, and without dice. A violation is reported with the shortest way to it.
 #[derive(Args)]
 pub struct Simulate {
     /// Inject faults. Without it, only random choices and latencies differ from seed to seed.
@@ -51,6 +54,15 @@ pub struct Simulate {
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
+    /// Go through all states within a bound of faults.
+    #[arg(long, group = "subject", conflicts_with_all = ["faults", "seeds", "seed", "only", "log"])]
+    explore: bool,
+    /// With --explore: how many moves a state may be away from the start.
+    #[arg(long, value_name = "N", requires = "explore")]
+    depth: Option<u32>,
+    /// With --explore: after so many states of an exploration it begins no further move; default 3,000,000.
+    #[arg(long, value_name = "N", requires = "explore")]
+    states: Option<u64>,
     /// Let workers share this throttle, for days, with faults: how many starts, and in what time.
     #[arg(long, value_name = "N/DURATION", value_parser = window, group = "subject", conflicts_with_all = ["faults", "seeds", "only", "log", "threads"])]
     throttle: Option<(u32, Duration)>,
@@ -62,6 +74,9 @@ impl Simulate {
     pub fn run(self) -> anyhow::Result<()> {
         if let Some((allow, per)) = self.throttle {
             return self.paced(allow, per);
+        }
+        if self.explore {
+            return self.explored();
         }
         if self.forecast.is_wanted() {
             return self.forecast.run(self.seed.unwrap_or(0), self.json);
@@ -75,7 +90,7 @@ impl Simulate {
         }
         let seeds = self.seeds.unwrap_or(if self.seed.is_some() { 1 } else { 100 });
         let progress = bar(seeds, "{bar:40} {pos}/{len} seeds, {eta} left");
-        let threads = self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let threads = self.threads();
         let failed = |failure: &Failure| progress.suspend(|| eprintln!("{}", words(failure)));
         let report = simulation::campaign(self.seed.unwrap_or(0), seeds, threads, failed, || progress.inc(1));
         progress.finish_and_clear();
@@ -99,6 +114,41 @@ impl Simulate {
             bail!("{} of {} seeds violated an invariant", report.violations, report.seeds);
         }
         Ok(())
+    }
+
+    fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// Goes through all states.
+    fn explored(&self) -> anyhow::Result<()> {
+        let (depth, states) = (self.depth.unwrap_or(u32::MAX), self.states.unwrap_or(3_000_000));
+        let waits = waiting("exploring states");
+        let report = explore::explore(explore::Limits { depth, states, threads: self.threads() });
+        drop(waits);
+        if self.json {
+            screen::json(&report)?;
+        } else {
+            for of in &report.explorations {
+                let end = if of.complete { "all of them" } else { "no further" };
+                out!("{}", of.bound);
+                out!(
+                    "  {} states up to {} moves away, {end}; {} moves; from {} a fair run claims every chain; {:.1} s, {} states/s",
+                    of.states,
+                    of.depth,
+                    of.moves,
+                    of.checked_for_liveness,
+                    of.seconds,
+                    of.states_per_second
+                );
+            }
+            out!("{} states, {} moves, {:.1} s", report.states, report.moves, report.seconds);
+        }
+        let Some(found) = &report.counterexample else { return Ok(()) };
+        if !self.json {
+            found.story.iter().for_each(|line| out!("{line}"));
+        }
+        bail!("{} is violated after {} moves: {}", found.invariant, found.length, found.what)
     }
 
     /// Simulates a throttle over days.

@@ -176,7 +176,8 @@ impl Rows {
 
     /// [`crate::Sessions::give_up`], of one claim.
     pub fn give_up(&mut self, session: i64, claim: ClaimId) {
-        let held = |chain: &&mut Chain| (chain.epoch, chain.fence, chain.session) == (claim.epoch, claim.fence, session);
+        let held =
+            |chain: &&mut Chain| (chain.epoch, chain.fence, chain.session) == (claim.epoch, claim.fence, session);
         if let Some(chain) = self.chains.iter_mut().find(held) {
             chain.session = 0;
             self.end(claim.fence, End::Excused, true);
@@ -434,4 +435,3 @@ impl Decide for BeginAnew {
         }
     }
 }
-

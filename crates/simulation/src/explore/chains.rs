@@ -123,7 +123,8 @@ fn message_of(hint: &Hint, row: u8) -> Message {
 struct Step<'a> {
     model: &'a Chains,
     state: State,
-    rows: Rows,
+    /// Only made when a move comes to the ledger.
+    ledger: Option<Rows>,
     /// Rows whose chains were claimed.
     paid: u8,
 }
@@ -153,7 +154,7 @@ impl Chains {
     }
 
     fn step_of(&self, state: &State) -> Step<'_> {
-        Step { model: self, state: *state, rows: rows_of(state, self.manual.unwrap_or_default()), paid: 0 }
+        Step { model: self, state: *state, ledger: None, paid: 0 }
     }
 
     /// What catch-up looks at, of this row.
@@ -295,7 +296,8 @@ impl Model for Chains {
             let (overdue, orphaned) = Self::may_look(state, row);
             for worker in (0u8..).zip(&state.workers).filter(|(_, worker)| working(worker)).map(|(w, _)| w) {
                 for (look, may) in [(Move::Look as fn(u8, u8, bool) -> Move, overdue), (Move::Adopt, orphaned)] {
-                    if may && self.overdue(state, worker, row, look(0, 0, false) == Move::Adopt(0, 0, false)).is_some() {
+                    if may && self.overdue(state, worker, row, look(0, 0, false) == Move::Adopt(0, 0, false)).is_some()
+                    {
                         moves.push(look(worker, row, false));
                         // That the queue has passed a message that lies there means that the message was slow.
                         if fault && state.messages.iter().any(|lying| lying.copies > 0 && lying.message.due <= 0) {
@@ -415,15 +417,26 @@ fn next_time(state: &State) -> Option<i8> {
 impl Step<'_> {
     /// The state after the step.
     fn end(mut self) -> Stepped<State> {
-        let top = self.state.top_fence;
-        take(&mut self.state, &self.rows);
-        self.state.top_fence = top;
+        self.put_down();
         Stepped { state: self.state.canonical(), paid: self.paid }
     }
 
-    fn chain(&self, row: u8) -> Option<&Chain> {
+    /// The ledger.
+    fn rows(&mut self) -> &mut Rows {
+        let if_running = self.model.manual.unwrap_or_default();
+        self.ledger.get_or_insert_with(|| rows_of(&self.state, if_running))
+    }
+
+    /// Puts what the ledger says into the state.
+    fn put_down(&mut self) {
+        if let Some(rows) = self.ledger.take() {
+            take(&mut self.state, &rows);
+        }
+    }
+
+    fn chain(&mut self, row: u8) -> Option<&Chain> {
         let (key, once) = PLACES[usize::from(row)];
-        self.rows.chains.iter().find(|chain| (chain.key, chain.once) == (key, once))
+        self.rows().chains.iter().find(|chain| (chain.key, chain.once) == (key, once))
     }
 
     fn known(&mut self, row: u8) -> &mut Known {
@@ -466,7 +479,7 @@ impl Step<'_> {
             }
             Move::Note(task) => {
                 let Task { next, .. } = self.state.tasks[usize::from(task)];
-                self.rows.mark_sent(sent(&next), NOW);
+                self.rows().mark_sent(sent(&next), NOW);
                 self.state.tasks[usize::from(task)] = Task::default();
             }
             Move::Forgets(task) => {
@@ -475,10 +488,10 @@ impl Step<'_> {
             }
             Move::SendJob => self.state.job.sent = true,
             Move::ForgetJob => {
-                self.rows.forget_jobs(vec![JOB.into()], NOW);
+                self.rows().forget_jobs(vec![JOB.into()], NOW);
                 self.state.job = Job::default();
             }
-            Move::End(session) => self.rows.end_session(session.into()),
+            Move::End(session) => self.rows().end_session(session.into()),
             Move::Deliver(at, worker) => {
                 let message = self.state.lift(usize::from(at));
                 if let Some(free) = self.state.tasks.iter_mut().find(|task| task.phase == Phase::Free) {
@@ -505,11 +518,13 @@ impl Step<'_> {
                 self.state.messages[usize::from(at)].copies += 1;
             }
             Move::SetForward => {
-                (self.state.left.clock, self.state.left.faults) = (self.state.left.clock - 1, self.state.left.faults - 1);
+                (self.state.left.clock, self.state.left.faults) =
+                    (self.state.left.clock - 1, self.state.left.faults - 1);
                 self.pass(EVERY);
             }
             Move::SetBack(also_now) => {
-                (self.state.left.clock, self.state.left.faults) = (self.state.left.clock - 1, self.state.left.faults - 1);
+                (self.state.left.clock, self.state.left.faults) =
+                    (self.state.left.clock - 1, self.state.left.faults - 1);
                 self.set_back(also_now);
             }
             Move::Pause(row) => self.order(row, ChainOrder::Pause, true),
@@ -584,11 +599,11 @@ impl Step<'_> {
             prepared: 0,
         };
         let before = self.chain(message.row).copied();
-        let mut answer = (self.model.ledger)(&mut self.rows, &request);
+        let mut answer = (self.model.ledger)(self.rows(), &request);
         if let Claim::Suspected(deaths) = answer {
             // It waits until nothing else runs that must not run beside it.
             (request.prepared, request.again) = (deaths, alone);
-            answer = (self.model.ledger)(&mut self.rows, &request);
+            answer = (self.model.ledger)(self.rows(), &request);
         }
         if let Claim::Granted(grant) = &answer {
             self.granted(&request, grant, before, &message, worker)?;
@@ -598,6 +613,7 @@ impl Step<'_> {
             return Err(broken("I7", "a message is quarantined, though no older copy of the ledger was restored"));
         }
         if answer == Claim::SetAside {
+            self.paid |= 1 << message.row;
             self.known(message.row).claim = (0, 0);
         }
         let task = &mut self.state.tasks[n];
@@ -648,17 +664,19 @@ impl Step<'_> {
         let known = self.state.known[usize::from(row)];
         let place = (message.epoch, message.tick);
         let (fence, session) = known.claim;
-        let lives = session > 0 && self.rows.sessions.contains(&session.into());
+        let lives = session > 0 && self.rows().sessions.contains(&session.into());
         if lives && !(request.again && request.session == i64::from(session)) {
             let what = format!("{} is claimed while claim {fence} of it is live", named(row));
             return Err(broken("I1", what));
         }
         if place <= known.ended {
-            let what = format!("{} has ended tick {} already, and tick {} is claimed", named(row), known.ended.1, place.1);
+            let what =
+                format!("{} has ended tick {} already, and tick {} is claimed", named(row), known.ended.1, place.1);
             return Err(broken("I1", what));
         }
         if place < known.claimed {
-            let what = format!("{} was at tick {} already, and tick {} is claimed", named(row), known.claimed.1, place.1);
+            let what =
+                format!("{} was at tick {} already, and tick {} is claimed", named(row), known.claimed.1, place.1);
             return Err(broken("I7", what));
         }
         if known.stopped {
@@ -671,7 +689,7 @@ impl Step<'_> {
         if grant.fence <= Fence(self.state.top_fence.into()) {
             return Err(broken("I7", format!("{} gets a fence that is not above all before it", named(row))));
         }
-        if !self.rows.attempts.iter().any(|attempt| attempt.fence == grant.fence) {
+        if !self.rows().attempts.iter().any(|attempt| attempt.fence == grant.fence) {
             return Err(broken("I5", format!("the claim of {} leaves no record", named(row))));
         }
         self.state.top_fence = grant.fence.get() as u8;
@@ -691,7 +709,10 @@ impl Step<'_> {
             }
             let (theirs, ours) = (task.message, mine.message);
             let twins = theirs.row != ours.row && theirs.row < 2 && ours.row < 2;
-            let apart = self.model.manual != Some(IfRunning::Beside);
+            // A run whose chain has begun anew is ended before long.
+            let row = self.state.rows[usize::from(theirs.row)];
+            let holds = (row.epoch, row.fence) == (theirs.epoch, task.fence) && row.session > 0;
+            let apart = holds && self.model.manual != Some(IfRunning::Beside);
             if (theirs.row, theirs.epoch) == (ours.row, ours.epoch) {
                 return Err(broken("I1", format!("two runs of {} go on at the same time", named(ours.row))));
             }
@@ -748,7 +769,7 @@ impl Step<'_> {
             progress: None,
         };
         let before = self.chain(message.row).copied();
-        let answer = self.rows.finish(&request, NOW);
+        let answer = self.rows().finish(&request, NOW);
         let written = self.chain(message.row).copied() != before;
         if written {
             let known = self.state.known[usize::from(message.row)];
@@ -759,6 +780,11 @@ impl Step<'_> {
             }
             let known = self.known(message.row);
             known.claim = (0, 0);
+            if once && outcome == Outcome::Done {
+                // It has ended, and owes nothing more.
+                self.paid |= 1 << message.row;
+            }
+            let known = self.known(message.row);
             if outcome == Outcome::Done {
                 if place <= known.ended {
                     return Err(broken("I1", format!("a tick of {} ends twice", named(message.row))));
@@ -793,11 +819,12 @@ impl Step<'_> {
         let session = self.state.workers[usize::from(worker)].session;
         let held = self.state.in_hand(worker, row, self.state.rows[usize::from(row)].epoch) > 0;
         if found.holder.runs() && found.claim.0 == i64::from(session) && !held {
-            self.rows.give_up(session.into(), ClaimId { epoch: found.hint.epoch, fence: found.claim.1 });
+            self.rows().give_up(session.into(), ClaimId { epoch: found.hint.epoch, fence: found.claim.1 });
             found.holder = Holder::Gone;
             self.known(row).claim = (0, 0);
         }
-        let lies = self.state.messages.iter().filter(|lying| lying.message.due <= 0).map(|lying| u64::from(lying.copies));
+        let lies =
+            self.state.messages.iter().filter(|lying| lying.message.due <= 0).map(|lying| u64::from(lying.copies));
         let depth = Depth { ready: lies.sum(), consumers: 2 };
         let frontier = passed.then_some(time(100));
         let slack = Duration::from_secs(SLACK as u64);
@@ -811,25 +838,27 @@ impl Step<'_> {
             Plan::Send { due, look_at } => (look_at, found.looks + 1, Some(due)),
         };
         let look = LookAgain { epoch: found.hint.epoch, from: found.watch_at, to, looks, expected };
-        if self.rows.look_again(look, NOW)
+        if self.rows().look_again(look, NOW)
             && let Some(due) = expected
         {
-            self.state.lay(Message { due: message_of(&Hint { due, ..found.hint.clone() }, row).due, ..message_of(&found.hint, row) });
-            self.rows.mark_sent(found.hint.sent(), NOW);
+            self.state.lay(Message {
+                due: message_of(&Hint { due, ..found.hint.clone() }, row).due,
+                ..message_of(&found.hint, row)
+            });
+            self.rows().mark_sent(found.hint.sent(), NOW);
         }
     }
 
     /// All times of the ledger come nearer.
     fn pass(&mut self, wait: i8) {
-        take_times(&mut self.state, &self.rows);
+        self.put_down();
         self.state.pass(wait);
-        self.rows = rows_of(&self.state, self.model.manual.unwrap_or_default());
     }
 
     /// The clock of the ledger is set back. What is over for long stays over, and what has just become due may lie
     /// ahead again.
     fn set_back(&mut self, also_now: bool) {
-        take_times(&mut self.state, &self.rows);
+        self.put_down();
         let farther = |time: &mut i8, also_now: bool| {
             if *time > 0 || (also_now && *time == 0) {
                 *time = time.saturating_add(BACK);
@@ -844,13 +873,12 @@ impl Step<'_> {
             farther(&mut lying.message.due, also_now);
         }
         self.state.tasks.iter_mut().for_each(|task| farther(&mut task.next.due, also_now));
-        self.rows = rows_of(&self.state, self.model.manual.unwrap_or_default());
     }
 
     fn order(&mut self, row: u8, order: ChainOrder, stops: bool) {
         self.state.left.orders -= 1;
         let (key, _) = PLACES[usize::from(row)];
-        self.rows.order(Some(key), order, NOW);
+        self.rows().order(Some(key), order, NOW);
         let both = if row == 0 { 0..2 } else { row..row + 1 };
         for row in both {
             let there = self.chain(row).is_some();
@@ -864,13 +892,14 @@ impl Step<'_> {
 
     /// A chain begins, or begins anew, or a manual run is ordered; with `sent`, its message is sent and that noted.
     fn enroll(&mut self, row: u8, sent: bool) {
-        let became = self.rows.enroll(self.model.new_chain(row), NOW);
+        let chain = self.model.new_chain(row);
+        let became = self.rows().enroll(chain, NOW);
         let Some(Enrolled::Created(hint)) = became else { return };
         let known = self.known(row);
         (known.stopped, known.claim) = (false, (0, 0));
         if sent {
             self.state.lay(message_of(&hint, row));
-            self.rows.enrolled_sent(hint.sent(), Duration::from_secs(SLACK as u64), NOW);
+            self.rows().enrolled_sent(hint.sent(), Duration::from_secs(SLACK as u64), NOW);
         }
     }
 
@@ -878,7 +907,7 @@ impl Step<'_> {
         self.state.left.restores -= 1;
         (0..2).for_each(|worker| self.kill(worker));
         let Backup { rows, stopped, .. } = self.state.backup;
-        let (next_epoch, next_fence) = (self.rows.next_epoch, self.rows.next_fence);
+        self.put_down();
         // The jobs of the copy: whether it has this one does not matter to chains.
         self.state.job = Job::default();
         self.state.rows = rows;
@@ -888,10 +917,8 @@ impl Step<'_> {
             (known.stopped, known.claim) = (stopped, (0, 0));
         }
         self.state.sessions = 0;
-        self.rows = rows_of(&self.state, self.model.manual.unwrap_or_default());
-        // Whoever opens the copy raises its numbers above all that can have been given: `first_number`.
-        (self.rows.next_epoch, self.rows.next_fence) = (next_epoch, next_fence);
-        self.rows.order(None, ChainOrder::RecoverAll, NOW);
+        // Its numbers stay above all that were given: whoever opens the copy raises them so (`first_number`).
+        self.rows().order(None, ChainOrder::RecoverAll, NOW);
     }
 
     /// A worker is no more: its messages go back to the broker.
@@ -929,23 +956,23 @@ impl Step<'_> {
 
     /// A worker begins a session.
     fn begin(&mut self, worker: u8) {
-        let of = &mut self.state.workers[usize::from(worker)];
+        self.put_down();
+        let of = self.state.workers[usize::from(worker)];
         let used = |session: &u8| {
-            self.rows.sessions.contains(&i64::from(*session))
-                || self.rows.chains.iter().any(|chain| chain.session == i64::from(*session))
+            self.state.sessions >> session & 1 == 1
+                || self.state.rows.iter().any(|row| row.session == *session)
                 || self.state.known.iter().any(|known| known.claim.1 == *session)
                 || of.session == *session
         };
         let session = (1..8).find(|session| !used(session)).unwrap_or(7);
-        *of = Worker { mode: Mode::Works, session, silent: 0 };
-        // The other worker may have this number from before.
-        self.rows.begin_session(session.into());
+        self.state.workers[usize::from(worker)] = Worker { mode: Mode::Works, session, silent: 0 };
+        self.rows().begin_session(session.into());
     }
 
     /// A worker goes on that stood still. One that has lost its lease ends its runs before anything else.
     fn wake(&mut self, worker: u8) {
         let Worker { session, silent, .. } = self.state.workers[usize::from(worker)];
-        let goes_on = self.rows.sessions.contains(&i64::from(session)) && silent < LEASE;
+        let goes_on = self.state.sessions >> session & 1 == 1 && silent < LEASE;
         if goes_on {
             self.state.workers[usize::from(worker)] = Worker { mode: Mode::Works, session, silent: 0 };
             return;
@@ -959,19 +986,21 @@ impl Step<'_> {
 
     /// What must hold in every state.
     fn judge(&self) -> Result<(), Broken> {
-        if let Some(fence) = self.rows.left_open() {
+        // Where the ledger was left alone, it is as it was judged before.
+        let Some(rows) = &self.ledger else { return Ok(()) };
+        if let Some(fence) = rows.left_open() {
             let what = format!("the record of claim {} has no end, though the chain is not held by it", fence.get());
             return Err(broken("I5", what));
         }
         let aside = |chain: &&Chain| chain.state == ChainState::Quarantined;
-        if let Some(chain) = self.rows.chains.iter().find(aside)
+        if let Some(chain) = rows.chains.iter().find(aside)
             && !self.state.restored
-            && self.rows.walk(chain.fence).len() < 3
+            && rows.walk(chain.fence).len() < 3
         {
             return Err(broken("I7", format!("chain `{}` is quarantined for nothing", chain.key)));
         }
         let Job { asked, sent, .. } = self.state.job;
-        if asked && !sent && self.rows.jobs.is_empty() {
+        if asked && !sent && rows.jobs.is_empty() {
             return Err(broken("I4", "a job that a finished run asked for is neither kept nor confirmed"));
         }
         Ok(())
@@ -980,11 +1009,4 @@ impl Step<'_> {
 
 fn sent(message: &Message) -> Sent {
     hint_of(message).sent()
-}
-
-/// Puts the ledger's times into the state, which moves them.
-fn take_times(state: &mut State, rows: &Rows) {
-    let top = state.top_fence;
-    take(state, rows);
-    state.top_fence = top;
 }

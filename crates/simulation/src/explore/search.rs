@@ -11,7 +11,7 @@ use roundelay_model::clock::instant;
 /// What is explored.
 pub trait Model: Sync {
     /// A state, in its canonical form: what is alike must be equal.
-    type State: Clone + std::fmt::Debug + Hash + Send + Sync;
+    type State: Clone + Hash + Send + Sync;
     /// What may happen next.
     type Move: Copy + Send + Sync;
 
@@ -225,9 +225,6 @@ pub fn search<M: Model>(model: &M, limits: Limits) -> Found {
         }
         level = next.into_iter().flatten().collect();
         found.depth += 1;
-        if std::env::var_os("EXPLORE_LEVELS").is_some() {
-            eprintln!("{} {} {:.1}", found.depth, level.len(), begun.elapsed().as_secs_f64());
-        }
         // Those that lead to states which are new come to nothing yet: so not after each level.
         if broken.is_none() && (level.is_empty() || seen(&shards) >= followed * 2) {
             broken = stuck(model, &mut shards);

@@ -296,7 +296,8 @@ impl State {
             lying.copies = (lying.copies + 1).min(COPIES);
             return;
         }
-        let last = |lying: &&mut Lying| (lying.copies > 0, lying.message.epoch, lying.message.tick, lying.message.attempt);
+        let last =
+            |lying: &&mut Lying| (lying.copies > 0, lying.message.epoch, lying.message.tick, lying.message.attempt);
         if let Some(place) = self.messages.iter_mut().min_by_key(last) {
             *place = Lying { copies: 1, message };
         }
@@ -386,7 +387,9 @@ impl State {
             let here = |message: &Message| usize::from(message.row) == place;
             let messages = self.messages.iter_mut().filter(|lying| lying.copies > 0).map(|lying| &mut lying.message);
             let tasks = self.tasks.iter_mut().filter(|task| task.phase != Phase::Free);
-            for message in messages.chain(tasks.flat_map(|task| [&mut task.message, &mut task.next])).filter(|m| here(m)) {
+            for message in
+                messages.chain(tasks.flat_map(|task| [&mut task.message, &mut task.next])).filter(|m| here(m))
+            {
                 if message.epoch == row.epoch {
                     shift(&mut message.tick);
                 } else if message.epoch < row.epoch && message.epoch > 0 {
@@ -465,8 +468,9 @@ impl State {
             }
         }
         let new = |session: u8| order.iter().position(|other| *other == session).map_or(0, |at| at as u8 + 1);
-        self.sessions =
-            (1..8).filter(|session| self.sessions >> session & 1 == 1).fold(0, |bits, session| bits | 1 << new(session));
+        self.sessions = (1..8)
+            .filter(|session| self.sessions >> session & 1 == 1)
+            .fold(0, |bits, session| bits | 1 << new(session));
         self.workers.iter_mut().for_each(|worker| worker.session = new(worker.session));
         self.rows.iter_mut().for_each(|row| row.session = new(row.session));
         self.known.iter_mut().for_each(|known| known.claim.1 = new(known.claim.1));
@@ -478,20 +482,10 @@ impl State {
     }
 }
 
-/// Numbers anew, in their order; zero stays.
-fn number(mut numbers: Vec<&mut u8>) {
-    let mut known = [0u64; 4];
-    for number in &numbers {
-        known[usize::from(**number >> 6)] |= 1 << (**number & 63);
+/// Numbers anew, in their order; zero stays. A step adds only a few to numbers that were so numbered before.
+fn number(numbers: Vec<&mut u8>) {
+    let known = numbers.iter().fold(1u64, |bits, number| bits | 1 << (**number & 63));
+    for number in numbers {
+        *number = (known & ((1 << (*number & 63)) - 1)).count_ones() as u8;
     }
-    known[0] |= 1;
-    let mut new = [0u8; 256];
-    let mut next = 0;
-    for old in 0..=255u8 {
-        if known[usize::from(old >> 6)] >> (old & 63) & 1 == 1 {
-            new[usize::from(old)] = next;
-            next += 1;
-        }
-    }
-    numbers.iter_mut().for_each(|number| **number = new[usize::from(**number)]);
 }

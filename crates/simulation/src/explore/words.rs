@@ -87,7 +87,13 @@ fn knows(state: &State) -> String {
         let sent = if row.sent { "sent" } else { "not sent" };
         format!(
             "{} {is:?} epoch {} tick {}.{} due in {} s {sent} {held} fence {} look in {} s",
-            named(n), row.epoch, row.tick, row.attempt, row.due, row.fence, row.watch
+            named(n),
+            row.epoch,
+            row.tick,
+            row.attempt,
+            row.due,
+            row.fence,
+            row.watch
         )
     });
     let workers = (0..2u8).map(|n| {
