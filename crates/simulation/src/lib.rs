@@ -12,6 +12,7 @@
 //!   ledger; the broker's faults are the embedded broker's own.
 //! - `observe`: what happened, and whether it may.
 //! - [`spec`]: which steps a ledger may take. `replay` holds each commit against it.
+//! - [`explore`]: all states within a bound, over the pure decisions.
 //! - [`throttle`]: a throttle that workers share, over days.
 //! - [`testing`]: the tests of those who embed the engine. Both stand on `ground`.
 //! - [`forecast`]: no faults, but a user's configuration.
