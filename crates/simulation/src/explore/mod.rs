@@ -15,6 +15,9 @@
 //! - the broker: a multiset of messages. Catch-up reads and notes in one step; two looks that cross come to no more than
 //!   a message that is doubled.
 //!
+//! A time that is further ahead than 100 s is taken for 100 s, so that a chain which catch-up would look at only much
+//! later is looked at by then: what a finish writes there is for the simulation to check.
+//!
 //! Not modelled are batches, guards and cooldowns, takeovers by redelivery, throttles, and runs from the ledger while the
 //! broker is away.
 //!
