@@ -60,7 +60,7 @@ pub struct Simulate {
     /// With --explore: how many moves a state may be away from the start.
     #[arg(long, value_name = "N", requires = "explore")]
     depth: Option<u32>,
-    /// With --explore: after so many states of an exploration it begins no further move; default 3,000,000.
+    /// With --explore: after so many states of an exploration it begins no further move; default 1,500,000.
     #[arg(long, value_name = "N", requires = "explore")]
     states: Option<u64>,
     /// Let workers share this throttle, for days, with faults: how many starts, and in what time.
@@ -122,7 +122,7 @@ impl Simulate {
 
     /// Goes through all states.
     fn explored(&self) -> anyhow::Result<()> {
-        let (depth, states) = (self.depth.unwrap_or(u32::MAX), self.states.unwrap_or(3_000_000));
+        let (depth, states) = (self.depth.unwrap_or(u32::MAX), self.states.unwrap_or(1_500_000));
         let waits = waiting("exploring states");
         let report = explore::explore(explore::Limits { depth, states, threads: self.threads() });
         drop(waits);
