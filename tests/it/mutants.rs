@@ -32,6 +32,21 @@ fn the_proof_tells_of_every_mutant() {
     assert_eq!(told, does, "write the table anew: tests/run --mutants --write");
 }
 
+/// The explorer has no batches, cooldowns, rosters, nor three deaths.
+const UNEXPLORED: [&str; 5] =
+    ["BatchNotAwaited", "EnrollRevives", "ManualIgnoresCooldown", "ManualNotCounted", "MemberNotCounted"];
+
+#[test]
+fn the_explorer_has_to_notice_each_mutant_of_the_decisions() {
+    let mutants = edits::mutants(&root().join("tests/mutants")).unwrap();
+    for mutant in &mutants {
+        let decides = mutant.edits.iter().any(|edit| edit.file.starts_with("crates/ledger/src/decide/"));
+        let expected = decides && !UNEXPLORED.contains(&&*mutant.name);
+        assert!(mutant.explored || !expected, "{} needs `explored = true`", mutant.name);
+    }
+    assert!(mutants.iter().filter(|mutant| mutant.explored).count() >= 12);
+}
+
 /// The mutants of a file with this text, and what they make of `a.rs`, which is "one two two three four".
 fn made(listed: &str) -> Result<String, String> {
     let folder = tempfile::tempdir().unwrap();

@@ -17,14 +17,16 @@ pub struct Mutant {
     /// `roundelay simulate --explore` must notice it, too.
     #[serde(default)]
     pub explored: bool,
-    edits: Vec<Edit>,
+    /// What makes it.
+    pub edits: Vec<Edit>,
 }
 
 /// A piece of text in a file, and what stands there in the copy.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Edit {
-    file: String,
+pub struct Edit {
+    /// From the root of the project.
+    pub file: String,
     /// Occurs exactly once in the file, and overlaps with that of no other edit.
     find: String,
     replace: String,
