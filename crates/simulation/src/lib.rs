@@ -13,6 +13,7 @@
 //! - `observe`: what happened, and whether it may.
 //! - [`spec`]: which steps a ledger may take. `replay` holds each commit against it.
 //! - [`explore`]: all states within a bound, over the pure decisions.
+//! - [`rare`]: states that a campaign has to come to.
 //! - [`throttle`]: a throttle that workers share, over days.
 //! - [`testing`]: the tests of those who embed the engine. Both stand on `ground`.
 //! - [`forecast`]: no faults, but a user's configuration.
@@ -27,6 +28,7 @@ mod ground;
 mod ledger;
 mod observe;
 pub mod plan;
+pub mod rare;
 mod replay;
 pub mod spec;
 pub mod testing;
@@ -45,6 +47,7 @@ use serde::Serialize;
 
 pub use observe::Violation;
 use plan::{Blow, Plan};
+use rare::Rare;
 pub use world::Outcomes;
 
 /// One seed in this number is run twice, to check that both runs come to the same.
@@ -80,6 +83,11 @@ pub struct Report {
     pub messages_p999: usize,
     /// The same without the seeds in which a fault itself doubles messages.
     pub messages_p999_undoubled: usize,
+    /// How often each rare state was reached.
+    pub rare: BTreeMap<Rare, u64>,
+    /// Rare states that no seed has reached.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rare_missed: Vec<Rare>,
     /// Crash points at which no worker was killed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub crash_points_missed: Vec<String>,
@@ -185,6 +193,7 @@ struct Total {
     ticks: u64,
     faults: u64,
     struck_at: BTreeMap<(Point, Blow), u64>,
+    rare: BTreeMap<Rare, u64>,
     messages: BTreeMap<usize, u64>,
     messages_undoubled: BTreeMap<usize, u64>,
     length: Duration,
@@ -201,6 +210,7 @@ impl Total {
         self.faults += outcomes.faults;
         self.length += outcomes.length;
         outcomes.struck_at.iter().for_each(|(at, n)| *self.struck_at.entry(*at).or_default() += n);
+        outcomes.rare.iter().for_each(|(rare, n)| *self.rare.entry(*rare).or_default() += n);
         let doubles = plan_of(seed).doubles();
         for (count, n) in &outcomes.messages {
             *self.messages.entry(*count).or_default() += n;
@@ -227,6 +237,8 @@ impl Total {
             simulated_years: self.length.as_secs_f64() / (365.25 * 86_400.0),
             messages_p999: p999(&self.messages),
             messages_p999_undoubled: p999(&self.messages_undoubled),
+            rare_missed: Rare::ALL.into_iter().filter(|rare| !self.rare.contains_key(rare)).collect(),
+            rare: self.rare,
             crash_points_missed: missed.iter().map(|point| format!("{point:?}")).collect(),
             failed_seeds: self.failed,
         }

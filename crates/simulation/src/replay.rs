@@ -19,6 +19,7 @@ use roundelay_model::ids::Epoch;
 use roundelay_model::outcome::{Next, Verdict};
 
 use crate::observe::Observer;
+use crate::rare::rare;
 use crate::spec::{self, Asked, By, Granted, New, Order, Phase, Runs, Sort, Step, Then, Which, Why};
 use crate::worker::Process;
 
@@ -246,6 +247,9 @@ impl Known {
         for step in steps {
             if self.over {
                 return;
+            }
+            if let Some(rare) = rare(&self.state, step) {
+                observer.reached(rare);
             }
             if let Err(refusal) = self.state.take(step) {
                 self.over = true;

@@ -20,7 +20,9 @@ use roundelay_model::ids::Epoch;
 
 pub(crate) use enroll::Enroll;
 pub(crate) use jobs::{Accept, ForgetJobs, KeepJob};
-pub(crate) use notes::{Flush, Look, MarkSent, RecordFailure};
+#[cfg(feature = "postgres")]
+pub(crate) use notes::Flush;
+pub(crate) use notes::{Look, MarkSent, RecordFailure};
 pub(crate) use page::{Begun, Ended, Failed, Held, Inserted, Job, Page, Quarantined, Wanted};
 
 /// Something to decide and write. It may be decided more than once, each time on another page,

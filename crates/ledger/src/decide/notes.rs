@@ -79,8 +79,10 @@ impl Decide for RecordFailure {
 }
 
 /// Writes nothing itself: its caller waits for the commit that covers the notes before it.
+#[cfg(feature = "postgres")]
 pub(crate) struct Flush;
 
+#[cfg(feature = "postgres")]
 impl Decide for Flush {
     type Answer = ();
 

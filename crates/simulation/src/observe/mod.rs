@@ -22,6 +22,7 @@ use roundelay_model::clock::{Time, short_duration};
 use roundelay_model::ids::{Epoch, Fence, TickNo};
 use tokio::time::Instant;
 
+use super::rare::Rare;
 use super::worker::{Process, Traps};
 
 /// Something that must never happen, and did.
@@ -161,6 +162,8 @@ struct JobModel {
 
 #[derive(Default)]
 struct State {
+    /// How often each rare state was reached.
+    rare: BTreeMap<Rare, u64>,
     /// Chains may have no message.
     without_messages: bool,
     /// Epochs of chains that may have been claimed without a message of their own, because a worker had handed them out
@@ -260,6 +263,16 @@ impl Observer {
     pub fn note(&self, what: impl FnOnce() -> String) {
         let at = self.start.elapsed();
         self.lock().note(at, what);
+    }
+
+    /// Notes that a rare state was reached.
+    pub fn reached(&self, rare: Rare) {
+        *self.lock().rare.entry(rare).or_default() += 1;
+    }
+
+    /// How often each rare state was reached.
+    pub fn rare(&self) -> BTreeMap<Rare, u64> {
+        self.lock().rare.clone()
     }
 
     /// Notes a violation.

@@ -38,6 +38,7 @@ use crate::astray::{Claims, STUCK};
 use crate::ledger::SimulatedLedger;
 use crate::observe::{Lossless, Observer, Violation};
 use crate::plan::{Astray, Blow, Fault, Plan, STORM, Wrong};
+use crate::rare::Rare;
 use crate::replay::Replay;
 use crate::spec;
 use crate::worker::{Process, Struck, Traps, Watcher};
@@ -119,6 +120,8 @@ pub struct Outcomes {
     pub faults: u64,
     /// How often what befell a worker at each point.
     pub struck_at: BTreeMap<(Point, Blow), u64>,
+    /// How often each rare state was reached.
+    pub rare: BTreeMap<Rare, u64>,
     /// How often each point was reached.
     pub reached: BTreeMap<Point, u64>,
     /// For each number of messages of one chain at the same time: how often there were that many.
@@ -376,6 +379,7 @@ impl World {
             ticks: self.observer.ticks(),
             faults: self.faults,
             struck_at: self.traps.sprung(),
+            rare: self.observer.rare(),
             reached: self.traps.reached(),
             messages: std::mem::take(&mut self.messages),
             length: LENGTH,
