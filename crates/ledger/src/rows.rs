@@ -1,7 +1,7 @@
 //! A ledger of a few chains in memory, for programs that look at every state a ledger can come to
 //! (`crates/simulation/src/explore/`).
 //!
-//! The verbs of a tick are decided by [`crate::decide`], as in every ledger: what a verb wants is
+//! The verbs of a tick are decided by `crate::decide`, as in every ledger: what a verb wants is
 //! loaded into a page, the verb decides, and the page is written back. Orders, sessions and the looks of catch-up are
 //! statements in the other ledgers; here they are the same in a few lines each.
 
