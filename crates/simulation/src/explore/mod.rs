@@ -21,7 +21,7 @@
 //! Not modelled are batches, guards and cooldowns, takeovers by redelivery, throttles, and runs from the ledger while the
 //! broker is away.
 //!
-//! There is no bound on ticks and time: [`state`] says how they are numbered. A bound is how much goes wrong: each
+//! There is no bound on ticks and time: `state` says how they are numbered. A bound is how much goes wrong: each
 //! exploration has a number of faults, of times that the clock is set, of orders, and of runs that do not work out. Time
 //! passes only when nobody has anything to do, unless something is slow, which is a fault.
 
