@@ -4,8 +4,8 @@
 //! each it prints a line: the name, the invariant that was violated first, the seed, and how many seeds were tried from
 //! the first on; 0 if the known seed noticed it. A mutant that lives has a line with its name only.
 //!
-//! Where `explored` follows, the explorer must notice it, too: the invariant, after how many moves, and how many states it
-//! took come last.
+//! Where `explored` follows, the explorer must notice it, too: the invariant, after how many moves, and how many states
+//! it took come last.
 
 use std::io::{self, BufRead};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -52,7 +52,8 @@ pub enum Fault {
     DeleteQueue { queue: usize, away: Duration },
     /// The ledger's clock is set by this number of milliseconds.
     Clock { millis: i64 },
-    /// The broker's clock is set by this number of milliseconds, as by a restart, or when another node leads its queues.
+    /// The broker's clock is set by this number of milliseconds, as by a restart, or when another node leads its
+    /// queues.
     BrokerClock { millis: i64 },
     /// Messages that cannot be used.
     Poison { queue: usize, count: usize },

@@ -97,8 +97,8 @@ impl Decide for FinishRequest {
     }
 }
 
-/// A manual run is a run of its chain: the rotation counts it, takes what it hands on, and ends when it says so. `start`
-/// is when the run started.
+/// A manual run is a run of its chain: the rotation counts it, takes what it hands on, and ends when it says so.
+/// `start` is when the run started.
 fn count_for_rotation(page: &mut Page, finish: &FinishRequest, manual: &Hint, start: Time) {
     let Some(rotation) = page.named(&manual.kind, &manual.key, false) else { return };
     if finish.ran {

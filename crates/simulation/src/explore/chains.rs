@@ -917,7 +917,7 @@ impl Step<'_> {
             (known.stopped, known.claim) = (stopped, (0, 0));
         }
         self.state.sessions = 0;
-        // Its numbers stay above all that were given: whoever opens the copy raises them so (`first_number`).
+        // Its numbers stay above all that were given: the worker that opens the copy raises them so (`first_number`).
         self.rows().order(None, ChainOrder::RecoverAll, NOW);
     }
 

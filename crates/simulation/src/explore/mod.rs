@@ -2,8 +2,8 @@
 //!
 //! The decisions are those of production. Real are:
 //!
-//! - claims, finishes, enrolments, the note that a message was sent, and what catch-up notes: `crates/ledger/src/decide/`,
-//!   over [`roundelay_ledger::rows`];
+//! - claims, finishes, enrolments, the note that a message was sent, and what catch-up notes:
+//!   `crates/ledger/src/decide/`, over [`roundelay_ledger::rows`];
 //! - whether catch-up sends a message again, and when it looks next: `plan` in `crates/engine/src/catch_up.rs`.
 //!
 //! Modelled, in a few lines each (`chains.rs`), are:
@@ -12,18 +12,18 @@
 //!   (`publishing.rs`), and that it ends its runs when its lease is over (`vitals.rs`);
 //! - when sessions end (`heartbeat.rs`) and which chains catch-up finds, gives up and takes over (`catch_up.rs`);
 //! - orders of operators and the restore of an older copy, which the other ledgers say in SQL;
-//! - the broker: a multiset of messages. Catch-up reads and notes in one step; two looks that cross come to no more than
-//!   a message that is doubled.
+//! - the broker: a multiset of messages. Catch-up reads and notes in one step; two looks that cross come to no more
+//!   than a message that is doubled.
 //!
 //! A time that is further ahead than 100 s is taken for 100 s, so that a chain which catch-up would look at only much
 //! later is looked at by then: what a finish writes there is for the simulation to check.
 //!
-//! Not modelled are batches, guards and cooldowns, takeovers by redelivery, throttles, and runs from the ledger while the
-//! broker is away.
+//! Not modelled are batches, guards and cooldowns, takeovers by redelivery, throttles, and runs from the ledger while
+//! the broker is away.
 //!
 //! There is no bound on ticks and time: `state` says how they are numbered. A bound is how much goes wrong: each
-//! exploration has a number of faults, of times that the clock is set, of orders, and of runs that do not work out. Time
-//! passes only when nobody has anything to do, unless something is slow, which is a fault.
+//! exploration has a number of faults, of times that the clock is set, of orders, and of runs that do not work out.
+//! Time passes only when nobody has anything to do, unless something is slow, which is a fault.
 
 mod chains;
 mod search;

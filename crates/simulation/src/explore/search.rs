@@ -1,4 +1,5 @@
-//! Breadth-first search over all states of a model, level by level, with the same result whatever the number of threads.
+//! Breadth-first search over all states of a model, level by level, with the same result whatever the number of
+//! threads.
 //!
 //! Of a state that was seen only a hash of 128 bits is kept, and from which state it was reached by which move. The
 //! states themselves are kept for one level only. A path is made again by its moves.
