@@ -283,3 +283,8 @@ pub fn chain(key: &str, due: Time) -> NewChain {
         depth: 0,
     }
 }
+
+/// The number in an environment variable.
+pub fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+}

@@ -91,7 +91,7 @@ impl Fault {
         match self {
             Self::Publish { how: Wrong::Twice | Wrong::UnknownButKept | Wrong::Slow, count } => *count,
             Self::Duplicate { .. } => 1,
-            // Where it is set back, the messages of all that time lie on their rungs, and each is sent again.
+            // Where the clock is set back, messages stay on their rungs for that long, and catch-up sends each again.
             Self::BrokerClock { millis } => usize::try_from(-millis / 1_000).unwrap_or(0),
             // To each worker.
             Self::Claim { how: Astray::Overtaken | Astray::Stuck, .. } => 3,
@@ -270,7 +270,7 @@ impl Plan {
         if clock.below(BROKER_CLOCK) == 0 {
             let at = clock.between(LULL, STORM - Duration::from_secs(60));
             let size = [2_000, 15_000, 90_000, 3_600_000][clock.below(4)];
-            // Back by less: for that long all that is on a rung waits, and the storm is to end before the calm.
+            // Back by less: for that long each rung waits, and this is to be over before the calm.
             let millis = if clock.below(2) == 0 { size } else { -size.min(30_000) };
             faults.push(Planned { at, fault: Fault::BrokerClock { millis } });
         }

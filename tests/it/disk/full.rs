@@ -14,8 +14,8 @@ use roundelay::ledger::{
 use roundelay::outcome::{Next, Verdict};
 use rusqlite::Connection;
 
-use super::{NOW, end, number, open};
-use crate::harness::{Ground, Run, SLACK, Watched, chain};
+use super::{NOW, end, open};
+use crate::harness::{Ground, Run, SLACK, Watched, chain, number};
 
 /// The disk has no room for what comes from now on.
 fn full(disk: &Disk) -> Faults {

@@ -17,7 +17,7 @@ use rusqlite::Connection;
 use rusqlite::types::Value;
 use tokio::time::Instant;
 
-use crate::harness::SLACK;
+use crate::ledger_contract;
 
 const NOW: Time = Time::from_millis(1_800_000_000_000);
 
@@ -49,30 +49,5 @@ fn dump(connection: &Connection) -> rusqlite::Result<String> {
 
 /// The end of a run.
 fn end(hint: &Hint, fence: Fence, next: Next, verdict: Verdict) -> FinishRequest {
-    FinishRequest {
-        epoch: hint.epoch,
-        tick: hint.tick,
-        attempt: hint.attempt,
-        fence,
-        at: NOW,
-        next,
-        verdict,
-        reason: (verdict != Verdict::Done).then(|| "because".to_owned()),
-        code: None,
-        slack: SLACK,
-        spawned: Vec::new(),
-        failed: Vec::new(),
-        ran: true,
-        left_out: (0, 0),
-        carry: None,
-        parent: hint.parent,
-        from_batch: false,
-        members: Vec::new(),
-        chains: Vec::new(),
-        progress: None,
-    }
-}
-
-fn number(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+    ledger_contract::end(hint, fence, NOW, next, verdict)
 }

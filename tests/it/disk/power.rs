@@ -22,8 +22,8 @@ use roundelay::outcome::{Next, Verdict};
 use rusqlite::{Connection, OpenFlags};
 use tokio::task::yield_now;
 
-use super::{NOW, dump, end, number, open};
-use crate::harness::{SLACK, chain};
+use super::{NOW, dump, end, open};
+use crate::harness::{SLACK, chain, number};
 
 const KEYS: [&str; 3] = ["a", "b", "c"];
 /// How often power fails in a sequence, and how many verbs are asked before.

@@ -17,8 +17,8 @@ use roundelay::ledger::{
 use roundelay::outcome::{Next, Verdict};
 use rusqlite::Connection;
 
-use super::{NOW, dump, end, number, open};
-use crate::harness::{SLACK, chain};
+use super::{NOW, dump, end, open};
+use crate::harness::{SLACK, chain, number};
 
 const CHAINS: usize = 60;
 

@@ -27,7 +27,7 @@ use roundelay::secret::Secret;
 use tokio::time::Instant;
 
 use super::{LEASE, end};
-use crate::harness::{SLACK, Schema, chain};
+use crate::harness::{SLACK, Schema, chain, number};
 
 /// Time passes in these steps, and times count by this grid: both ledgers take real time for a sequence, and not the
 /// same. No bound in a ledger is a multiple of a step, so none decides by what a verb took.
@@ -680,10 +680,6 @@ async fn play(verbs: &[(Verb, usize)]) -> Result<usize, TestCaseError> {
         prop_assert_eq!(ours.state().await.unwrap(), theirs.state().await.unwrap(), "after {}", place());
     }
     Ok(verbs.len())
-}
-
-fn number(name: &str, otherwise: u64) -> u64 {
-    std::env::var(name).map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
 }
 
 #[test]

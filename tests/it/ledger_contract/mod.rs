@@ -129,7 +129,7 @@ async fn granted(ledger: &dyn Ledger, hint: &Hint, lease: Duration) -> Grant {
     }
 }
 
-fn end(hint: &Hint, fence: Fence, at: Time, next: Next, verdict: Verdict) -> FinishRequest {
+pub fn end(hint: &Hint, fence: Fence, at: Time, next: Next, verdict: Verdict) -> FinishRequest {
     FinishRequest {
         epoch: hint.epoch,
         tick: hint.tick,

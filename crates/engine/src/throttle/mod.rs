@@ -637,8 +637,8 @@ mod tests {
         }
     }
 
-    /// It has stood still for longer than its lease, and all that waits in it is overdue, so it would be the first to
-    /// ask.
+    /// The worker has stood still for longer than its lease, and each of its runs is overdue, so it would be the first
+    /// to ask.
     #[tokio::test(start_paused = true)]
     async fn worker_that_cannot_claim_takes_no_slot_and_still_sends_feedback() {
         let able = Arc::new(std::sync::atomic::AtomicBool::new(false));

@@ -917,7 +917,8 @@ impl Step<'_> {
             (known.stopped, known.claim) = (stopped, (0, 0));
         }
         self.state.sessions = 0;
-        // Its numbers stay above all that were given: the worker that opens the copy raises them so (`first_number`).
+        // The ledger goes on from the highest epoch and fence before the restore: opening a copy raises both above
+        // these (`first_number`).
         self.rows().order(None, ChainOrder::RecoverAll, NOW);
     }
 

@@ -23,7 +23,7 @@
 //!
 //! There is no bound on ticks and time: `state` says how they are numbered. A bound is how much goes wrong: each
 //! exploration has a number of faults, of times that the clock is set, of orders, and of runs that do not work out.
-//! Time passes only when nobody has anything to do, unless something is slow, which is a fault.
+//! Time passes only when no worker, message or operator has a move, unless something is slow, which is a fault.
 
 mod chains;
 mod search;
@@ -175,7 +175,7 @@ mod tests {
         answer
     }
 
-    /// What is claimed is claimed for a session that nobody has.
+    /// Grants each claim to a session of no worker.
     fn deaf(rows: &mut Rows, request: &ClaimRequest) -> Claim {
         match rows.claim(request, NOW) {
             Claim::Granted(_) => Claim::Idle,

@@ -19,7 +19,7 @@ pub trait Model: Sync {
     /// Where it begins.
     fn start(&self) -> Self::State;
 
-    /// All that may happen in a state, in an order that follows from the state alone.
+    /// The moves that are possible in a state, in an order that follows from the state alone.
     fn moves(&self, state: &Self::State) -> Vec<Self::Move>;
 
     /// What comes of a move.
@@ -81,7 +81,7 @@ pub struct Found {
     pub depth: u32,
     /// All states within the bound were looked at.
     pub complete: bool,
-    /// From these a fair run was seen to bring all that is owed.
+    /// States from which a fair run was seen to make each claim that is owed.
     pub lively: u64,
     /// How long it took, in seconds.
     pub seconds: f64,
@@ -130,7 +130,7 @@ struct Shard {
     fair: Vec<u32>,
     /// What the fair move pays (low half), and what is owed (high half).
     dues: Vec<u8>,
-    /// Fair moves are known to pay all that is owed.
+    /// Fair moves from here are known to make each claim that is owed.
     good: Vec<bool>,
 }
 
@@ -352,8 +352,8 @@ fn note<S: Send>(shards: &mut [Shard], next: &mut [Vec<(u32, S)>], parts: Vec<Pa
     }
 }
 
-/// Follows fair moves from each state until all that is owed has come, or what is known to come. Answers a state from
-/// which it never comes: its fair moves go in a circle.
+/// Follows fair moves from each state until each claim that is owed was made, or a state that is known to be good.
+/// Answers a state from which it never comes: its fair moves go in a circle.
 fn stuck<M: Model>(model: &M, shards: &mut [Shard]) -> Option<(u32, usize, Broken)> {
     for n in 0..SHARDS {
         for at in 0..shards[n].hash.len() {

@@ -370,7 +370,7 @@ impl State {
             };
         }
         for row in &mut self.rows {
-            // What has ended is looked after by nobody.
+            // Catch-up does not look at chains that have ended.
             if row.state == ChainState::Retired as u8 && row.epoch > 0 {
                 (row.due, row.watch, row.looks, row.expected, row.sent) = (0, 0, 0, 0, false);
                 row.attempt = 1;

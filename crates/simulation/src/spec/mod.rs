@@ -100,7 +100,7 @@ pub struct Chain {
     pub open: usize,
 }
 
-/// A session: one lease of a worker for all that it holds.
+/// A session: one lease of a worker for all its claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Session {
     /// How long the worker may be silent.
