@@ -144,6 +144,17 @@ impl Stage {
                 self.ground.start_database().await?;
                 self.healed(number);
             }
+            Fault::LedgerFailover | Fault::LedgerSwitchover => {
+                let number = self.broke(fault, &self.ground.database().to_string());
+                let verb = if fault == Fault::LedgerFailover { "kill" } else { "stop" };
+                let old = self.ground.fail_over(verb).await?;
+                let new = self.ground.database();
+                self.links.iter().for_each(|links| links.ledger.lead_to(vec![new]));
+                self.healed(number);
+                // The next fault waits until the ledger has a standby again: without one the next failover would have
+                // nowhere to go.
+                self.ground.bring_back(old).await?;
+            }
             Fault::BrokerCut | Fault::BrokerOneWay | Fault::BrokerHalfOpen => {
                 self.break_links(fault, self.links.iter().map(|links| &links.broker).collect()).await;
             }
@@ -253,8 +264,7 @@ impl Stage {
         let number = self.broke(fault, name);
         self.insist(Method::DELETE, &format!("{path}{name}"), &json!(null)).await?;
         sleep(UNNOTICED).await;
-        let ledger = self.ground.database_url(self.ground.database.port());
-        load::roundelay(&self.config, &self.broker_url, &ledger, &["topology", "apply"]).await?;
+        load::roundelay(&self.config, &self.broker_url, &self.ground.ledger_url(), &["topology", "apply"]).await?;
         // What came while an exchange was there and its bindings were not.
         let deadline = Instant::now() + Duration::from_secs(60);
         while let Err(error) = load::send_back_unrouted(&self.broker_url).await {

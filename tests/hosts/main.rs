@@ -132,7 +132,7 @@ async fn on(folder: &Path, arguments: &Arguments) -> anyhow::Result<Value> {
     let nodes: Vec<_> = ground.nodes.iter().map(|node| node.amqp).collect();
     let link = Link::open(nodes.clone()).await?;
     let broker_url = format!("amqp://guest:guest@127.0.0.1:{}/%2f", link.port);
-    let ledger_url = ground.database_url(ground.database.port());
+    let ledger_url = ground.ledger_url();
     let rosters: Vec<(&str, usize)> = KINDS.iter().map(|kind| (kind.name, kind.chains)).collect();
     chaos_load::enroll(&rosters, &config, &broker_url, &ledger_url).await?;
 
@@ -142,7 +142,7 @@ async fn on(folder: &Path, arguments: &Arguments) -> anyhow::Result<Value> {
         let here = host.this_side();
         let [broker, ledger, calls] = [
             Link::open_at(here, nodes.clone()).await?,
-            Link::open_at(here, vec![ground.database]).await?,
+            Link::open_at(here, vec![ground.database()]).await?,
             Link::open_at(here, vec![receiver]).await?,
         ];
         let url = |kind: &load::Kind| {

@@ -363,6 +363,7 @@ fn half_an_hour_has_what_a_release_needs() {
     };
     assert!(sum(&["worker killed"]) >= 300 && sum(&["worker frozen"]) >= 60);
     assert!(sum(&["node killed", "leader killed"]) >= 30 && sum(&["ledger killed"]) >= 10);
+    assert!(sum(&["ledger failover"]) >= 10);
     assert!(sum(&["cut off", "half-open"]) >= 20 && sum(&["purged", "deleted"]) >= 5);
 }
 
@@ -400,6 +401,19 @@ async fn a_hole_swallows_one_direction_and_gives_back_what_it_held() {
     assert_eq!(heard(&mut server, QUIET).await, None);
     link.set(Mode::Open);
     assert_eq!(heard(&mut server, SOON).await, Some(Some(b'a')));
+}
+
+#[tokio::test]
+async fn a_link_that_leads_elsewhere_takes_new_connections_there_and_keeps_the_old() {
+    let (link, mut client, mut server) = linked().await;
+    let elsewhere = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    link.lead_to(vec![elsewhere.local_addr().unwrap()]);
+    let mut newcomer = TcpStream::connect(("127.0.0.1", link.port)).await.unwrap();
+    let (mut other, _) = timeout(SOON, elsewhere.accept()).await.expect("the link connects").unwrap();
+    newcomer.write_all(b"n").await.unwrap();
+    client.write_all(b"c").await.unwrap();
+    assert_eq!(heard(&mut other, SOON).await, Some(Some(b'n')));
+    assert_eq!(heard(&mut server, SOON).await, Some(Some(b'c')));
 }
 
 #[tokio::test]
