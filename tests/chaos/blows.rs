@@ -135,6 +135,13 @@ impl Stage {
                 self.ground.cluster("start").await?;
                 self.healed(number);
             }
+            Fault::MemberRemoved => {
+                let node = self.entropy.below(NODES) + 1;
+                let number = self.broke(fault, &node.to_string());
+                self.ground.replace_node(node).await?;
+                self.healed(number);
+                self.all_members(&self.ground.nodes[node - 1].name).await?;
+            }
             Fault::LedgerKilled | Fault::LedgerAway => {
                 let number = self.broke(fault, "");
                 self.ground.end_database().await?;
@@ -216,6 +223,23 @@ impl Stage {
         sleep(between(&self.entropy, 1_000, 4_000)).await;
         self.ground.node("start", node).await?;
         self.healed(number);
+        Ok(())
+    }
+
+    /// Waits until every platform queue has a member on this node: what replaces a member and leaves queues without it
+    /// has done half of its work.
+    async fn all_members(&self, node: &str) -> anyhow::Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for queue in [&QUEUES[..], &[load::ONCE, RUNG]].concat() {
+            loop {
+                let members = self.ground.queue(queue).await?["members"].clone();
+                if members.as_array().is_some_and(|members| members.iter().any(|member| member == node)) {
+                    break;
+                }
+                ensure!(Instant::now() < deadline, "the queue {queue} has no member on {node}: {members}");
+                sleep(Duration::from_millis(500)).await;
+            }
+        }
         Ok(())
     }
 

@@ -154,6 +154,17 @@ impl Ground {
         script("rabbitmq", "ctl", &self.node_folder(number), arguments).await.map(drop)
     }
 
+    /// Has the cluster forget a node, and its queues their members there; then the node joins the cluster anew, and
+    /// every quorum queue gets a member there again.
+    pub async fn replace_node(&self, number: usize) -> anyhow::Result<()> {
+        let (node, other) = (&self.nodes[number - 1], number % self.nodes.len() + 1);
+        self.node("stop", number).await?;
+        self.ctl(other, &["forget_cluster_node", &node.name]).await?;
+        self.node("reset", number).await?;
+        self.node("start", number).await?;
+        script("rabbitmq", "queues", &self.node_folder(other), &["grow", &node.name, "all"]).await.map(drop)
+    }
+
     /// Ends PostgreSQL as it ends itself after a crash of one of its processes: at once, without a
     /// checkpoint, so that it recovers when it is started.
     pub async fn end_database(&self) -> anyhow::Result<()> {
