@@ -139,7 +139,7 @@ fn open_to_services(folder: &Path) -> anyhow::Result<()> {
 async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> anyhow::Result<Value> {
     let (log_path, seen) = (folder.join("receiver.log"), Seen::default());
     let log = Writer::open(&log_path)?;
-    let config = load::write_config(folder, receiver::start(log.clone(), seen.clone(), load::manner)?)?;
+    let config = load::write_config(folder, receiver::start(log.clone(), seen.clone(), load::manner, load::CARRIES)?)?;
 
     // The driver's own way to the broker is never broken.
     let link = Link::open(ground.nodes.iter().map(|node| node.amqp).collect()).await?;
@@ -222,6 +222,7 @@ async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> 
         patience: PATIENCE.as_millis() as i64,
         longest: LONGEST.as_millis() as i64,
         redelivery: KINDS.iter().filter(|kind| kind.redelivery).map(|kind| kind.name.to_owned()).collect(),
+        rhythms: KINDS.iter().filter_map(|kind| Some((kind.name.to_owned(), kind.rhythm?))).collect(),
     };
     let ruling = judge::judge(&log::read(&log_path)?, &chains, &attempts, &rules);
     Ok(report::report(&course, &ruling, &unexplained))

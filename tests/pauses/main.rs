@@ -209,6 +209,8 @@ async fn play(
         patience: PATIENCE.as_millis() as i64,
         longest: (SLACK + PATIENCE).as_millis() as i64,
         redelivery: Default::default(),
+        // How long chains pause is what the verdict is about.
+        rhythms: Default::default(),
     };
     let (every, grid) = load::intervals();
     let terms = Terms {
