@@ -82,11 +82,11 @@ impl Story {
     }
 
     fn last_call(&mut self) -> &mut Call {
-        let calls = self.log.iter_mut().rev().filter_map(|line| match &mut line.entry {
+        let call = self.log.iter_mut().rev().find_map(|line| match &mut line.entry {
             Entry::Call(call) => Some(call),
             _ => None,
         });
-        calls.into_iter().next().expect("there was a call")
+        call.expect("there was a call")
     }
 
     /// The nominal time of the last call.
