@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::connect::{Address, Session, Use, words};
-use super::group::{self, Decisions, Failed, Manner, transact};
+use super::group::{self, Committing, Decisions, Failed, Manner, transact};
 use crate::chain::Sent;
 use crate::decide::{Decide, MarkSent, Page, Wanted};
 use crate::error::LedgerError;
@@ -334,19 +334,18 @@ impl Running {
         tracing::warn!(error = why, "lost a connection to the ledger; reconnecting");
         match committing {
             None => Err(NotDone::Again(format!("the connection was lost, and nothing was written: {why}"))),
-            Some(xid) => self.resolve(&xid, &why).await,
+            Some(transaction) => self.resolve(&transaction, &why).await,
         }
     }
 
     /// Asks what became of a transaction whose commit was on its way.
-    async fn resolve(&mut self, xid: &str, why: &str) -> Result<(), NotDone> {
+    async fn resolve(&mut self, transaction: &Committing, why: &str) -> Result<(), NotDone> {
         let deadline = Instant::now() + RESOLVE;
         let unknown = format!("the connection was lost, and whether it was written is not known: {why}");
         while Instant::now() < deadline {
             let session = self.session().await.map_err(|_| NotDone::Failed(unknown.clone()))?;
-            let ask = async { session.client.query_one("SELECT pg_xact_status($1::text::xid8)", &[&xid]).await };
-            let status = match timeout_at(deadline, ask).await {
-                Ok(Ok(row)) => row.try_get::<_, Option<String>>(0).ok().flatten(),
+            let status = match timeout_at(deadline, transaction.fate(session)).await {
+                Ok(Ok(status)) => status,
                 Ok(Err(error)) => {
                     tracing::debug!(error = words(&error), "failed to ask what became of a commit");
                     self.session = None;

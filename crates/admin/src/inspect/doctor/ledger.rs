@@ -24,6 +24,9 @@ const THOROUGH: Duration = Duration::from_secs(6 * 3_600);
 const LARGE_LOG: u64 = 256 << 20;
 /// How many connections a worker holds once it paces starts.
 const OF_A_WORKER: i64 = 5;
+/// A transaction that has been open for longer than this many seconds keeps too many dead rows. No statement of a ledger
+/// takes as long.
+const OLD_TRANSACTION_S: i64 = 600;
 
 /// Facts about the ledger.
 #[derive(Clone, Debug)]
@@ -390,6 +393,17 @@ fn judge_server(seen: Result<&SeenServer, Unasked>) -> Vec<Finding> {
             "`ALTER SYSTEM SET autovacuum = on; SELECT pg_reload_conf()`",
         ),
     });
+    all.push(match seen.oldest_transaction.filter(|age| *age > OLD_TRANSACTION_S) {
+        None => Finding::good(Area::Ledger, "open transactions", "none is old"),
+        Some(age) => Finding::warning(
+            Area::Ledger,
+            "open transactions",
+            format!("one has been open for {} minutes", age / 60),
+            "vacuum removes no row that has died since then, so the tables grow and all gets slower",
+            "`SELECT pid, xact_start, state, application_name, query FROM pg_stat_activity WHERE xact_start < now() - \
+             interval '10 min'`, then `SELECT pg_terminate_backend(PID)`; `SELECT * FROM pg_prepared_xacts`",
+        ),
+    });
     let Some(schema) = &seen.schema else {
         all.push(Finding::bad(
             Area::Ledger,
@@ -648,6 +662,7 @@ mod tests {
             schema: Some("public".into()),
             ledger: Some(ledger),
             may_create: true,
+            oldest_transaction: Some(600),
             clock: Reading { before: now, told: now, after: now },
         }
     }
@@ -658,7 +673,8 @@ mod tests {
         fn ledger(seen: &mut SeenServer) -> &mut SeenLedger {
             seen.ledger.as_mut().unwrap()
         }
-        let table: [(Change, &str, Grade, &str); 17] = [
+        let table: [(Change, &str, Grade, &str); 18] = [
+            (|s| s.oldest_transaction = Some(601), "open transactions", Grade::Warning, "pg_terminate_backend"),
             (|s| s.version = 90_624, "PostgreSQL", Grade::Bad, "13 or later"),
             (|s| s.in_recovery = true, "taking writes", Grade::Bad, "use the primary"),
             (|s| s.read_only = true, "taking writes", Grade::Bad, "RESET default_transaction_read_only"),
