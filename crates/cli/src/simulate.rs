@@ -133,7 +133,7 @@ impl Simulate {
                 let end = if of.complete { "all of them" } else { "no further" };
                 out!("{}", of.bound);
                 out!(
-                    "  {} states up to {} moves away, {end}; {} moves; from {} a fair run claims every chain; {:.1} s, {} states/s",
+                    "  {} states up to {} moves away, {end}; {} moves; from {} a fair run comes to every claim and grant; {:.1} s, {} states/s",
                     of.states,
                     of.depth,
                     of.moves,
