@@ -29,8 +29,8 @@ use super::{grouped, screen};
 /// at every labelled point, singly and then in pairs. A violation is reported with the seed, its plan, the smallest
 /// plan that is enough for it, and the command that runs it again.
 ///
-/// With --explore it goes through all states that a few chains and two workers can come to with a few faults, one after
-/// the other, and without dice. A violation is reported with the shortest way to it.
+/// With --explore it goes through all states that two workers can come to with a few chains, or with a throttle, and with
+/// a few faults, one after the other, and without dice. A violation is reported with the shortest way to it.
 #[derive(Args)]
 pub struct Simulate {
     /// Inject faults. Without it, only random choices and latencies differ from seed to seed.

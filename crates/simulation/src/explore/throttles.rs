@@ -808,7 +808,8 @@ pub fn bounds() -> Vec<(&'static str, Throttle)> {
         breaker: None,
         left: none,
     };
-    let [wait, longest, patience] = [4, 8, 6].map(Duration::from_secs);
+    // A probe may take longer than the time from one slot to the next.
+    let [wait, longest, patience] = [10, 20, 30].map(Duration::from_secs);
     let breaker = Breaker { failures: 1, wait, longest, patience };
     let with = |left| Throttle { left, ..usual.clone() };
     vec![
