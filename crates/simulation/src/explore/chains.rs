@@ -777,7 +777,8 @@ impl Step<'_> {
         }
         self.state.top_fence = grant.fence.get() as u8;
         let session = self.state.workers[usize::from(worker)].session;
-        *self.known(row) = Known { claimed: place, claim: (grant.fence.get() as u8, session), ..known };
+        let claim = (grant.fence.get() as u8, session);
+        *self.known(row) = Known { claimed: place, claim, resumed: false, ..known };
         self.paid |= 1 << row;
         Ok(())
     }
@@ -921,11 +922,9 @@ impl Step<'_> {
             Plan::Send { due, look_at } => (look_at, found.looks + 1, Some(due)),
         };
         let look = LookAgain { epoch: found.hint.epoch, from: found.watch_at, to, looks, expected };
-        if expected.is_some()
-            && found.sent
-            && self.state.left.faults == self.model.budgets.faults
-            && !self.state.restored
-        {
+        let resumed = self.state.restored || self.state.known[usize::from(row)].resumed;
+        let calm = self.state.left.faults == self.model.budgets.faults && !resumed;
+        if calm && expected.is_some() && found.sent {
             let what = format!("catch-up sends the message of {} again, though nothing has gone wrong", named(row));
             return Err(broken("I9", what));
         }
@@ -976,6 +975,7 @@ impl Step<'_> {
             let there = self.chain(row).is_some();
             let known = self.known(row);
             known.stopped = stops && there;
+            known.resumed = there && matches!(order, ChainOrder::Resume | ChainOrder::Recover);
             if order == ChainOrder::Recover {
                 known.claim = (0, 0);
             }

@@ -154,6 +154,8 @@ pub struct Known {
     pub claim: (u8, u8),
     /// An operator has stopped the chain, and that has returned.
     pub stopped: bool,
+    /// An operator has let the chain go on, and it was not claimed since: catch-up sends its message once more.
+    pub resumed: bool,
 }
 
 /// An older copy of the ledger.

@@ -38,6 +38,8 @@ const SETTLES: Ms = 3_000;
 const BACK: [Ms; 2] = [2_000, 100_000];
 /// By so much the server's clock is set forward.
 const FORWARD: Ms = 40_000;
+/// No slot opens as long ago as this when it is granted.
+const OVER: Ms = -1_000;
 /// How long an operator's hold lasts, and an upstream's.
 const HOLDS: [Ms; 2] = [15_000, 10_000];
 /// What an upstream says of its budget: so many calls remain, for so long; with this many nothing would be slowed.
@@ -306,7 +308,7 @@ impl Throttle {
                 return Err(broken("breaker", "a start is granted while another one tries whether the upstream works"));
             }
             if state.known.open {
-                state.known.probe = self.breaker.map_or(0, |breaker| opens + ms(breaker.patience));
+                state.known.probe = self.breaker.map_or(OVER, |breaker| opens + ms(breaker.patience));
             }
         }
         Ok(())
@@ -372,7 +374,7 @@ impl Throttle {
         if known.open && !probe {
             return;
         }
-        (known.failures, known.probe) = (if well { 0 } else { known.failures + 1 }, 0);
+        (known.failures, known.probe) = (if well { 0 } else { known.failures + 1 }, OVER);
         known.open = !well && (known.open || u32::from(known.failures) >= breaker.failures);
         if known.open {
             // At least for so long; twice as long after each probe that has failed.
@@ -495,7 +497,7 @@ impl Throttle {
             *start = start.filter(|start| *start > -per);
         }
         known.starts.sort_unstable_by(|a, b| b.cmp(a));
-        (known.held, known.probe) = (known.held.max(0), known.probe.max(0));
+        (known.held, known.probe) = (known.held.max(OVER), known.probe.max(OVER));
     }
 
     /// The canonical form, and whether the workers have changed places in it: they are names only, where their starts
@@ -563,7 +565,7 @@ impl Model for Throttle {
             workers: [Worker { wants: true, ..Worker::default() }; 2],
             slots: [None; SLOTS],
             last: 0,
-            known: Known::default(),
+            known: Known { held: OVER, probe: OVER, ..Known::default() },
             left: self.left,
         };
         self.canonical(state).0
@@ -656,7 +658,7 @@ impl Model for Throttle {
                 if let Some(slot) = state.slots[usize::from(n)].take() {
                     if slot.probe {
                         self.serve(&mut state, slot.worker, vec![Feedback::Lost], false);
-                        state.known.probe = 0;
+                        state.known.probe = OVER;
                     }
                     state.workers[usize::from(slot.worker)].ask = 0;
                 }
@@ -699,7 +701,7 @@ impl Model for Throttle {
             }
             Move::Release => {
                 self.order(&mut state, &ThrottleOrder::Release);
-                (state.known.held, state.known.open, state.known.failures) = (0, false, 0);
+                (state.known.held, state.known.open, state.known.failures) = (OVER, false, 0);
             }
             Move::Limits(ordered) => {
                 let window = self.ordered.unwrap_or(self.limits.window);
