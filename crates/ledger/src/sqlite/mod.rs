@@ -61,10 +61,11 @@ const CHECKPOINT_PAGES: i64 = 8_000;
 pub struct SqliteLedger {
     id: String,
     clock: Clock,
-    writer: Writer,
     reader: Arc<Mutex<Store>>,
     /// Reads what workers need to know of each other, and waits for no long query.
     pulse: Arc<Mutex<Store>>,
+    /// Behind the readers, since fields are dropped in this order: what writes closes the file last.
+    writer: Writer,
     counters: Arc<Counters>,
     late: Lateness,
     /// Beside the file; none in memory.

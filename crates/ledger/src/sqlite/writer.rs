@@ -99,12 +99,37 @@ impl Lateness {
 /// Where verbs are written.
 pub enum Writer {
     /// On a thread of its own, in groups.
-    Thread(mpsc::Sender<Box<dyn WriteOp>>, Notes),
+    Thread(WriterThread),
     /// On the caller's, each alone: for a ledger in memory, and for simulation, where virtual time
     /// would run on while another thread works.
     Inline(Arc<Mutex<Store>>),
     /// Nowhere: the ledger is only looked at.
     Nowhere,
+}
+
+/// The thread that writes. Dropped, it waits until everything asked for is written and the file is closed: who closes a
+/// file last has SQLite copy the log into it, and a program that ends earlier would leave that undone.
+pub struct WriterThread {
+    /// None while it is dropped.
+    sender: Option<mpsc::Sender<Box<dyn WriteOp>>>,
+    notes: Notes,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl WriterThread {
+    fn sender(&self) -> Result<&mpsc::Sender<Box<dyn WriteOp>>, LedgerError> {
+        self.sender.as_ref().ok_or(LedgerError::Closed)
+    }
+}
+
+impl Drop for WriterThread {
+    fn drop(&mut self) {
+        drop(self.sender.take());
+        if let Some(thread) = self.thread.take() {
+            // A verb that panics is caught, and its caller told.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Writer {
@@ -113,8 +138,9 @@ impl Writer {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let notes = Notes::default();
         let theirs = notes.clone();
-        thread::Builder::new().name("ledger".into()).spawn(move || write_groups(store, receiver, &theirs, &late))?;
-        Ok(Self::Thread(sender, notes))
+        let run = move || write_groups(store, receiver, &theirs, &late);
+        let thread = Some(thread::Builder::new().name("ledger".into()).spawn(run)?);
+        Ok(Self::Thread(WriterThread { sender: Some(sender), notes, thread }))
     }
 
     /// Writes one verb and waits until it is committed.
@@ -128,10 +154,10 @@ impl Writer {
                 let mut store = store.lock();
                 in_transaction(&mut store, |store| verb(store))
             }
-            Self::Thread(sender, _) => {
+            Self::Thread(thread) => {
                 let (reply, answer) = oneshot::channel();
                 let pending = Box::new(Pending { verb, result: None, reply });
-                sender.send(pending).await.map_err(|_| LedgerError::Closed)?;
+                thread.sender()?.send(pending).await.map_err(|_| LedgerError::Closed)?;
                 answer.await.map_err(|_| LedgerError::Closed)?
             }
             Self::Nowhere => Err(LedgerError::Statement("it was opened to be looked at only".into())),
@@ -151,9 +177,10 @@ impl Writer {
                     tracing::warn!(%error, "a note in the ledger was lost");
                 }
             }
-            Self::Thread(sender, notes) => {
+            Self::Thread(thread) => {
+                let Ok(sender) = thread.sender() else { return };
                 let (reply, _) = oneshot::channel();
-                let mut notes = notes.lock();
+                let mut notes = thread.notes.lock();
                 if notes.len() < QUEUE {
                     notes.push(Box::new(Pending { verb, result: None, reply }));
                 }
