@@ -16,9 +16,22 @@ pub struct Mutant {
     pub does: String,
     /// `roundelay simulate --explore` must notice it, too.
     #[serde(default)]
-    pub explored: bool,
+    pub explored: Option<Explored>,
+    /// Only the explorer must notice it: what it breaks is too rare for seeds.
+    #[serde(default)]
+    pub unseeded: bool,
     /// What makes it.
     pub edits: Vec<Edit>,
+}
+
+/// Which states the explorer looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Explored {
+    /// Those of chains.
+    Chains,
+    /// Those of throttles.
+    Throttles,
 }
 
 /// A piece of text in a file, and what stands there in the copy.

@@ -4,8 +4,9 @@
 //! each it prints a line: the name, the invariant that was violated first, the seed, and how many seeds were tried from
 //! the first on; 0 if the known seed noticed it. A mutant that lives has a line with its name only.
 //!
-//! Where `explored` follows, the explorer must notice it, too: the invariant, after how many moves, and how many states
-//! it took come last.
+//! Where `chains` or `throttles` follows, the explorer must notice it, too, among their states: the invariant, after how
+//! many moves, and how many states it took come last. With `only` after that no seed is tried, and `-` stands in place of
+//! one.
 
 use std::io::{self, BufRead};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use roundelay_simulation as simulation;
-use roundelay_simulation::explore::{Limits, explore};
+use roundelay_simulation::explore::{Limits, explore_those};
 use roundelay_simulation::plan::ENUMERATED;
 
 /// How many seeds are tried for a mutant.
@@ -48,9 +49,9 @@ fn find(line: &'static str) -> Option<(String, u64, u64)> {
 }
 
 /// What the explorer finds with this mutant. It has to run on this thread, where the mutant is switched on.
-fn explored(mutant: &'static str) -> Option<String> {
+fn explored(mutant: &'static str, throttles: bool) -> Option<String> {
     let limits = Limits { depth: u32::MAX, states: STATES, threads: 1 };
-    let report = sabotage::with(mutant, || explore(limits));
+    let report = sabotage::with(mutant, || explore_those(limits, |name| name.starts_with("a throttle") == throttles));
     let found = report.counterexample?;
     Some(format!(" {} {} {}", found.invariant, found.length, report.states))
 }
@@ -63,12 +64,21 @@ fn main() {
             scope.spawn(|| {
                 while let Some(line) = lines.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let mutant = line.split_whitespace().next().unwrap_or_default();
-                    let by_states = if line.ends_with(" explored") { explored(mutant) } else { Some(String::new()) };
-                    match find(line).zip(by_states) {
-                        Some(((invariant, seed, tried), by_states)) => {
+                    let is_explored = |word: &str| line.split_whitespace().skip(1).any(|other| other == word);
+                    let by_states = match (is_explored("chains"), is_explored("throttles")) {
+                        (false, false) => Some(String::new()),
+                        (_, throttles) => explored(mutant, throttles),
+                    };
+                    let by_seed = if line.ends_with(" only") { None } else { Some(find(line)) };
+                    match (by_seed, by_states) {
+                        (Some(Some((invariant, seed, tried))), Some(by_states)) => {
                             println!("{mutant} {invariant} {seed} {tried}{by_states}");
                         }
-                        None => println!("{mutant}"),
+                        (None, Some(by_states)) => {
+                            let invariant = by_states.split_whitespace().next().unwrap_or_default();
+                            println!("{mutant} {invariant} - 0{by_states}");
+                        }
+                        _ => println!("{mutant}"),
                     }
                 }
             });

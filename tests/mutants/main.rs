@@ -16,7 +16,7 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, bail, ensure};
 use clap::Parser;
 
-use edits::Mutant;
+use edits::{Explored, Mutant};
 use table::Row;
 
 /// Sabotages the engine in many ways, and sees that the simulation notices each.
@@ -64,10 +64,16 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let picked = |mutant: &&Mutant| arguments.only.iter().any(|only| mutant.name.contains(only));
     let wanted: Vec<&Mutant> = all.iter().filter(|m| arguments.only.is_empty() || picked(m)).collect();
     let first = |mutant: &Mutant| row_of(mutant, &known).filter(|_| !arguments.hunt);
-    let seed = |mutant: &Mutant| first(mutant).map_or_else(String::new, |row| row.seed.to_string());
+    let seed =
+        |mutant: &Mutant| first(mutant).and_then(|row| row.seed).map_or_else(String::new, |seed| seed.to_string());
     let line = |mutant: &&Mutant| {
-        let explored = if mutant.explored { " explored" } else { "" };
-        format!("{} {}{explored}\n", mutant.name, seed(mutant))
+        let explored = match mutant.explored {
+            Some(Explored::Chains) => " chains",
+            Some(Explored::Throttles) => " throttles",
+            None => "",
+        };
+        let only = if mutant.unseeded { " only" } else { "" };
+        format!("{} {}{explored}{only}\n", mutant.name, seed(mutant))
     };
     let asked: String = wanted.iter().map(line).collect();
     let (mut found, mut alive) = (Vec::new(), Vec::new());
@@ -113,21 +119,25 @@ fn noticed(line: &str, mutant: &Mutant) -> Option<Row> {
     Some(Row {
         does: mutant.does.clone(),
         invariant,
-        seed: words.next()?.parse().ok()?,
+        seed: words.next()?.parse().ok(),
         tried: words.next()?.parse().ok()?,
     })
 }
 
 /// Prints what noticed a mutant. How many seeds were tried for the known one, its row knows.
 fn told(name: &str, row: Row, known: Option<&Row>) -> Row {
-    let Row { invariant, seed, tried, .. } = &row;
+    let Row { invariant, tried, .. } = &row;
+    let Some(seed) = row.seed else {
+        println!("{name}: {invariant} by the explorer");
+        return row;
+    };
     match known {
         Some(known) if *tried == 0 => {
             println!("{name}: {invariant} by seed {seed}");
             return Row { tried: known.tried, ..row };
         }
-        Some(known) if known.seed != *seed => {
-            println!("{name}: {invariant} by seed {seed}, after {tried}; SEED MOVED from {}", known.seed);
+        Some(Row { seed: Some(before), .. }) if *before != seed => {
+            println!("{name}: {invariant} by seed {seed}, after {tried}; SEED MOVED from {before}");
         }
         _ => println!("{name}: {invariant} by seed {seed}, after {tried}"),
     }

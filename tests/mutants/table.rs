@@ -4,6 +4,8 @@ use anyhow::Context;
 
 const BEGIN: &str = "<!-- mutants -->\n";
 const END: &str = "<!-- /mutants -->";
+/// In place of a seed: only the explorer has to notice the mutant.
+const NONE: &str = "all states";
 const HEAD: &str = "| Sabotage | Violated first | Seed | Seeds until then |\n|---|---|---|---|\n";
 
 /// What a mutant was noticed by.
@@ -13,8 +15,8 @@ pub struct Row {
     pub does: String,
     /// What was violated first.
     pub invariant: String,
-    /// By which seed.
-    pub seed: u64,
+    /// By which seed; none where the explorer alone has to notice the mutant.
+    pub seed: Option<u64>,
     /// How many seeds it took to find that one.
     pub tried: u64,
 }
@@ -23,11 +25,20 @@ impl Row {
     fn read(line: &str) -> Option<Self> {
         let mut cells = line.strip_prefix("| ")?.strip_suffix(" |")?.split(" | ");
         let (does, invariant) = (cells.next()?.to_owned(), cells.next()?.to_owned());
-        Some(Self { does, invariant, seed: cells.next()?.parse().ok()?, tried: cells.next()?.parse().ok()? })
+        let seed = match cells.next()? {
+            NONE => None,
+            seed => Some(seed.parse().ok()?),
+        };
+        let tried = if seed.is_some() { cells.next()?.parse().ok()? } else { 0 };
+        Some(Self { does, invariant, seed, tried })
     }
 
     fn written(&self) -> String {
-        format!("| {} | {} | {} | {} |\n", self.does, self.invariant, self.seed, self.tried)
+        let (seed, tried) = match self.seed {
+            Some(seed) => (seed.to_string(), self.tried.to_string()),
+            None => (NONE.into(), "–".into()),
+        };
+        format!("| {} | {} | {seed} | {tried} |\n", self.does, self.invariant)
     }
 }
 

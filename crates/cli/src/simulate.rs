@@ -29,8 +29,8 @@ use super::{grouped, screen};
 /// at every labelled point, singly and then in pairs. A violation is reported with the seed, its plan, the smallest
 /// plan that is enough for it, and the command that runs it again.
 ///
-/// With --explore it goes through all states that a few chains and two workers can come to with a few faults, one after
-/// the other, and without dice. A violation is reported with the shortest way to it.
+/// With --explore it goes through all states that two workers can come to with a few chains, or with a throttle, and with
+/// a few faults, one after the other, and without dice. A violation is reported with the shortest way to it.
 #[derive(Args)]
 pub struct Simulate {
     /// Inject faults. Without it, only random choices and latencies differ from seed to seed.
@@ -133,7 +133,7 @@ impl Simulate {
                 let end = if of.complete { "all of them" } else { "no further" };
                 out!("{}", of.bound);
                 out!(
-                    "  {} states up to {} moves away, {end}; {} moves; from {} a fair run claims every chain; {:.1} s, {} states/s",
+                    "  {} states up to {} moves away, {end}; {} moves; from {} a fair run comes to every claim and grant; {:.1} s, {} states/s",
                     of.states,
                     of.depth,
                     of.moves,

@@ -65,17 +65,16 @@ impl Publishing {
         self.dispatch.sealing.keys()
     }
 
-    /// Sends what a finish asks for: the successor of the chain with this epoch, on which hangs whether its
-    /// predecessor may be acknowledged, and the members of a batch, chains that the run has discovered, and
+    /// Sends what a finish of the chain with this epoch asks for: the chain's successor, on which hangs whether its
+    /// predecessor may be acknowledged, and others: the members of a batch, chains that the run has discovered, and
     /// the chain that has waited for this one. Those that cannot be sent are known to the ledger as unsent.
     pub(crate) async fn send_all(
         &self,
-        messages: Vec<Hint>,
+        (own, others): (Option<Hint>, Vec<Hint>),
         epoch: Epoch,
         decided: Decided,
         trace: &Run,
     ) -> Settlement {
-        let (own, others): (Vec<Hint>, Vec<Hint>) = messages.into_iter().partition(|hint| hint.epoch == epoch);
         let others = stream::iter(others).map(async |hint| {
             self.publish_successor(&hint, decided, trace).await;
             if hint.parent == epoch {
@@ -84,7 +83,7 @@ impl Publishing {
         });
         let others = others.buffer_unordered(IN_FLIGHT).collect::<()>();
         let own = async {
-            match own.first() {
+            match &own {
                 Some(successor) => self.publish_successor(successor, decided, trace).await,
                 None => Settlement::Ack,
             }

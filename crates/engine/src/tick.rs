@@ -9,13 +9,15 @@ use futures_util::future::join;
 use roundelay_broker::Delivery;
 use roundelay_config::{MAX_HELD, OwnSchedule, SpawnSettings, Takeover};
 use roundelay_handler::answer::EXCERPT;
-use roundelay_ledger::{Claim, ClaimRequest, Finish, FinishRequest, Grant, Hint, Member};
+use roundelay_ledger::{
+    AfterClaim, AfterFinish, Claim, ClaimRequest, Finish, FinishRequest, Grant, Hint, Member, after_claim, after_finish,
+};
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Time, short_duration};
 use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::FailedItem;
 use roundelay_model::guard::Refusal;
-use roundelay_model::job::{BadMessage, ChainRef, Envelope, Job, Tick};
+use roundelay_model::job::{ChainRef, Envelope, Job, Tick};
 use roundelay_model::outcome::{Course, Decision, NewJob, Next, Outcome, Verdict};
 use roundelay_model::progress::Progress;
 use roundelay_model::reason::{Class, Reason, excerpt};
@@ -141,7 +143,7 @@ impl Core {
         let redelivered = delivery.redelivered && self.in_hand.count(chain.epoch) == 1;
         let takeover = redelivered && kind.takeover == Takeover::Redelivery;
         let request = ClaimRequest {
-            hint,
+            hint: hint.clone(),
             worker: self.worker.clone(),
             session: 0,
             again: false,
@@ -155,8 +157,17 @@ impl Core {
             return Settlement::Requeue;
         };
         let Answered { permit, claim, term, _kept } = answered;
-        match claim {
-            Claim::Granted(grant) => {
+        let stale = matches!(claim, Claim::Stale(_));
+        match &claim {
+            Claim::Stale(_) => self.observing.telemetry.count(Count::Stale),
+            Claim::Runs | Claim::Waits { .. } | Claim::Idle => self.observing.telemetry.count(Count::Idle),
+            Claim::SetAside => {
+                self.observing.set_aside(envelope, queue, "look at it, and let it go on by `roundelay recover`");
+            }
+            _ => {}
+        }
+        match after_claim(claim, &hint) {
+            AfterClaim::Run(grant) => {
                 self.observing.life.reached(Point::Claimed).await;
                 if grant.refused == Some(Refusal::Deaths) {
                     self.observing.set_aside(envelope, queue, "it has ended as failed");
@@ -168,68 +179,41 @@ impl Core {
                 let run = ChainRun::new(self, work, chain, grant, &lease);
                 let ended = letting_go(delivery, run.live(permit)).await;
                 drop(lease);
-                match ended {
-                    Some(Ended { finish: Finish::Applied(messages), at, asked }) => {
+                let (finish, rest) = ended.map(|ended| (ended.finish, (ended.at, ended.asked))).unzip();
+                match (after_finish(finish, chain.epoch), rest) {
+                    (AfterFinish::Send { own, others }, Some((at, asked))) => {
                         self.observing.life.reached(Point::Finished).await;
-                        let publish_successor =
-                            self.publishing.send_all(messages, chain.epoch, Decided { at, late }, &trace);
-                        join(publish_successor, self.publishing.send_spawned(asked.envelopes, &trace)).await.0
+                        let decided = Decided { at, late };
+                        let successor = self.publishing.send_all((own, others), chain.epoch, decided, &trace);
+                        join(successor, self.publishing.send_spawned(asked.envelopes, &trace)).await.0
                     }
-                    Some(Ended { finish: Finish::Fenced, .. }) => Settlement::Ack,
-                    None => Settlement::Requeue,
+                    (AfterFinish::Acknowledge, _) => Settlement::Ack,
+                    _ => Settlement::Requeue,
                 }
             }
-            Claim::Stale(successor) => {
+            AfterClaim::Send(successor) => {
                 drop(permit);
                 self.observing.life.reached(Point::Stale).await;
-                self.observing.telemetry.count(Count::Stale);
-                match successor {
-                    Some(successor) => {
-                        // Who should have sent it is not known any more.
-                        self.publishing.publish_successor(&successor, self.ledger.now().into(), &Run::default()).await
-                    }
-                    None => Settlement::Ack,
+                self.publishing.publish_successor(&successor, self.ledger.now().into(), &Run::default()).await
+            }
+            AfterClaim::Acknowledge => {
+                drop(permit);
+                if stale {
+                    self.observing.life.reached(Point::Stale).await;
                 }
-            }
-            Claim::Runs => {
-                self.observing.telemetry.count(Count::Idle);
                 Settlement::Ack
             }
-            Claim::Waits { until } => {
+            AfterClaim::Postpone(until) => {
                 drop(permit);
-                self.observing.telemetry.count(Count::Idle);
-                let later = Envelope { due: Some(until), ..envelope.clone() };
+                let wait = || self.ledger.now() + self.entropy.between(SUSPECT_WAITS.0, SUSPECT_WAITS.1);
+                let later = Envelope { due: Some(until.unwrap_or_else(wait)), ..envelope.clone() };
                 self.publishing.postpone(&later, &queue.name).await
             }
-            Claim::Suspected(_) => {
+            AfterClaim::Replace(current) => {
                 drop(permit);
-                let due = self.ledger.now() + self.entropy.between(SUSPECT_WAITS.0, SUSPECT_WAITS.1);
-                let later = Envelope { due: Some(due), ..envelope.clone() };
-                self.publishing.postpone(&later, &queue.name).await
+                self.publishing.postpone(&current.envelope(self.ledger.id()), &current.queue).await
             }
-            Claim::SetAside => {
-                self.observing.set_aside(envelope, queue, "look at it, and let it go on by `roundelay recover`");
-                Settlement::Ack
-            }
-            Claim::Early(hint) => {
-                drop(permit);
-                self.publishing.postpone(&hint.envelope(self.ledger.id()), &hint.queue).await
-            }
-            Claim::Idle => {
-                self.observing.telemetry.count(Count::Idle);
-                Settlement::Ack
-            }
-            Claim::NoSchedule => {
-                self.publishing.quarantine(delivery, &BadMessage::NoChains(envelope.kind.clone())).await
-            }
-            Claim::Future => {
-                let (epoch, tick) = (chain.epoch, chain.tick);
-                self.publishing.quarantine(delivery, &BadMessage::Future { epoch, tick }).await
-            }
-            Claim::Other { kind, key } => {
-                let epoch = chain.epoch;
-                self.publishing.quarantine(delivery, &BadMessage::OtherChain { epoch, kind, key }).await
-            }
+            AfterClaim::Quarantine(why) => self.publishing.quarantine(delivery, &why).await,
         }
     }
 

@@ -86,6 +86,7 @@ pub use census::{Census, QueueCensus};
 pub use chain::{ChainState, Hint, Holder, Kinds, Sent};
 pub use claim::{Claim, ClaimId, ClaimRequest, Grant};
 pub use clock::LedgerClock;
+pub use decide::follow::{AfterClaim, AfterFinish, after_claim, after_finish};
 pub use decide::grant::{ChainRow, ClaimDecision, decide_claim};
 pub use enroll::{Enrolled, NewChain};
 pub use error::LedgerError;

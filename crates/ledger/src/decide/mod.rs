@@ -7,10 +7,12 @@
 //! - [`claim`], with [`grant`]: whether a run may begin. [`finish`]: how a run ends, and what follows.
 //! - [`enroll`]: chains begin. [`jobs`]: what is kept of one-off jobs. [`notes`]: what was sent, when to look again,
 //!   and what failed.
+//! - [`follow`]: what a consumer does once its claim, or the finish of its run, is answered.
 
 mod claim;
 mod enroll;
 mod finish;
+pub(crate) mod follow;
 pub(crate) mod grant;
 mod jobs;
 mod notes;

@@ -6,8 +6,8 @@ use roundelay_broker::Depth;
 use roundelay_engine::decisions::{Plan, plan};
 use roundelay_ledger::rows::{Chain, KIND, QUEUE, Rows};
 use roundelay_ledger::{
-    ChainOrder, ChainState, Claim, ClaimId, ClaimRequest, Enrolled, Finish, FinishRequest, Grant, Hint, Holder,
-    LookAgain, NewChain, Overdue, Sent, SpawnedJob,
+    AfterClaim, AfterFinish, ChainOrder, ChainState, Claim, ClaimId, ClaimRequest, Enrolled, FinishRequest, Grant,
+    Hint, Holder, LookAgain, NewChain, Overdue, Sent, SpawnedJob, after_claim, after_finish,
 };
 use roundelay_model::guard::{Guard, IfRunning, Manual};
 use roundelay_model::ids::{Epoch, Fence, TickNo};
@@ -15,8 +15,8 @@ use roundelay_model::outcome::{Next, Verdict};
 
 use super::search::{Broken, Model, Stepped};
 use super::state::{
-    Backup, Budgets, JOB, Job, Known, LEASE, Lying, Message, Mode, NOW, Outcome, PLACES, Phase, ROWS, SLACK, State,
-    TASKS, Task, Worker, rows_of, take, time,
+    Backup, Budgets, JOB, Job, Known, LEASE, Lying, Message, Mode, NOW, Outcome, PLACES, Phase, ROWS, SENT_AGAIN,
+    SLACK, State, TASKS, Task, Worker, rows_of, take, time,
 };
 
 /// From the end of a run to the next tick, in seconds.
@@ -25,10 +25,10 @@ const EVERY: i8 = 30;
 const RETRY: i8 = 3;
 /// By this much the ledger's clock is set back.
 const BACK: i8 = 5;
+/// What waits briefly comes again after this.
+const BRIEFLY: Duration = Duration::from_secs(1);
 /// What is left of gone workers is late by this, as in `catch_up.rs`.
 const IN_HAND: Duration = Duration::from_secs(1);
-/// What was sent again so lately is left alone, as in `catch_up.rs`.
-const SENT_AGAIN: i8 = 5;
 
 /// What is explored.
 #[derive(Clone, Copy, Debug)]
@@ -168,6 +168,54 @@ impl Chains {
         (!orphaned || !lately).then_some(found)
     }
 
+    /// The only move that has to be looked at, of those that are possible where nothing more can go wrong or be ordered
+    /// (partial-order reduction, with a set of one).
+    ///
+    /// - A dead worker begins, where the other one works. A worker that has begun and does nothing has all that a dead
+    ///   one has: its old session may be ended, and time passes or not, as before. So nothing is left out.
+    /// - A worker goes on with its message of one of two chains, if nothing else can touch that chain meanwhile: no
+    ///   other message of the chain is in hand or can be delivered, catch-up does not find the chain, and no session
+    ///   that ends holds it. Time does not pass before, since the worker has something to do. So all other moves are of
+    ///   the other chain or of idle workers, come to the same before and after this one, and neither enable nor prevent
+    ///   it. What is judged in this move is of its chain alone. No run of such moves goes on for ever: each brings its
+    ///   message nearer to its end.
+    fn alone(state: &State) -> Option<Move> {
+        let Budgets { faults, clock: _, orders, setbacks, restores } = state.left;
+        if faults + orders + setbacks + restores > 0 {
+            return None;
+        }
+        let mode = |n: usize| state.workers[n].mode;
+        for dead in 0..2u8 {
+            if mode(usize::from(dead)) == Mode::Dead && mode(usize::from(1 - dead)) == Mode::Works {
+                return Some(Move::Start(dead));
+            }
+        }
+        if state.rows[0].epoch == 0 || state.rows[2].epoch == 0 || state.rows[1].epoch > 0 {
+            return None;
+        }
+        (0u8..).zip(&state.tasks).find_map(|(n, task)| {
+            let goes_on = match task.phase {
+                Phase::Asks => Move::Claim(n),
+                Phase::Finishes => Move::Finish(n, task.outcome),
+                Phase::Sends => Move::Send(n),
+                Phase::Notes => Move::Note(n),
+                Phase::Free | Phase::Runs => return None,
+            };
+            let place = task.message.row;
+            let row = &state.rows[usize::from(place)];
+            let own = state.workers[usize::from(task.worker)];
+            let tasks = state.tasks.iter().filter(|other| other.phase != Phase::Free && other.message.row == place);
+            let lies = |lying: &Lying| lying.copies > 0 && lying.message.row == place && lying.message.due <= 0;
+            let apart = own.mode == Mode::Works
+                && tasks.count() == 1
+                && !state.messages.iter().any(lies)
+                && row.state == ChainState::Active as u8
+                && row.watch > 0
+                && (row.session == 0 || row.session == own.session);
+            apart.then_some(goes_on)
+        })
+    }
+
     /// Whether catch-up may find a row: a cheap look before [`Self::overdue`].
     fn may_look(state: &State, row: u8) -> (bool, bool) {
         let row = &state.rows[usize::from(row)];
@@ -194,6 +242,9 @@ impl Model for Chains {
     }
 
     fn moves(&self, state: &State) -> Vec<Move> {
+        if let Some(only) = Self::alone(state) {
+            return vec![only];
+        }
         let mut moves = Vec::with_capacity(48);
         let fault = state.left.faults > 0;
         for (n, worker) in (0u8..).zip(&state.workers) {
@@ -368,6 +419,14 @@ impl Model for Chains {
         ranked.min().map(|(_, n)| n)
     }
 
+    fn left(&self, state: &State) -> u32 {
+        state.left.packed()
+    }
+
+    fn renamed(&self, owed: u8) -> u8 {
+        owed & 2 | owed >> 2 & 1 | (owed & 1) << 2
+    }
+
     fn owed(&self, state: &State) -> u8 {
         let active = |row: &usize| state.rows[*row].epoch > 0 && state.rows[*row].state == ChainState::Active as u8;
         (0..ROWS).filter(active).fold(0, |bits, row| bits | 1 << row)
@@ -418,7 +477,8 @@ impl Step<'_> {
     /// The state after the step.
     fn end(mut self) -> Stepped<State> {
         self.put_down();
-        Stepped { state: self.state.canonical(), paid: self.paid }
+        let (state, renamed) = self.state.canonical();
+        Stepped { state, paid: self.paid, renamed }
     }
 
     /// The ledger.
@@ -498,8 +558,8 @@ impl Step<'_> {
                     *free = Task { phase: Phase::Asks, worker, message, ..Task::default() };
                 }
             }
-            Move::Look(worker, row, passed) => self.look(worker, row, false, passed),
-            Move::Adopt(worker, row, passed) => self.look(worker, row, true, passed),
+            Move::Look(worker, row, passed) => self.look(worker, row, false, passed)?,
+            Move::Adopt(worker, row, passed) => self.look(worker, row, true, passed)?,
             Move::Time(wait) | Move::Slow(wait) => {
                 if matches!(chosen, Move::Slow(_)) {
                     self.fault();
@@ -621,8 +681,8 @@ impl Step<'_> {
             task.again = true;
             return Ok(());
         }
-        match answer {
-            Claim::Granted(grant) => {
+        match after_claim(answer, &request.hint) {
+            AfterClaim::Run(grant) => {
                 task.fence = grant.fence.get() as u8;
                 if grant.refused.is_some() {
                     (task.phase, task.outcome) = (Phase::Finishes, Outcome::Done);
@@ -634,19 +694,42 @@ impl Step<'_> {
                     self.begins(n)?;
                 }
             }
-            Claim::Stale(Some(hint)) => {
+            AfterClaim::Send(hint) => {
                 (task.phase, task.next) = (Phase::Sends, message_of(&hint, message.row));
             }
-            Claim::Waits { until } => {
+            AfterClaim::Postpone(until) => {
+                let until = until.unwrap_or(NOW + BRIEFLY);
                 let due = ((until.as_millis() - NOW.as_millis()) / 1_000) as i8;
                 *task = Task::default();
                 self.state.lay(Message { due, ..message });
             }
-            Claim::Early(hint) => {
+            AfterClaim::Replace(hint) => {
                 *task = Task::default();
                 self.state.lay(message_of(&hint, message.row));
             }
-            _ => *task = Task::default(),
+            AfterClaim::Acknowledge => {
+                *task = Task::default();
+                self.acknowledged(&message)?;
+            }
+            AfterClaim::Quarantine(_) => *task = Task::default(),
+        }
+        Ok(())
+    }
+
+    /// Judges a message that is acknowledged without a run, and without another message in its place.
+    fn acknowledged(&mut self, message: &Message) -> Result<(), Broken> {
+        let Some(chain) = self.chain(message.row).copied() else { return Ok(()) };
+        let waits = chain.state == ChainState::Active && chain.session == 0 && !chain.sent;
+        if !waits || chain.epoch != Epoch(message.epoch.into()) {
+            return Ok(());
+        }
+        let current = message_of(&chain.hint(), message.row);
+        let is = |other: &Message| Message { due: current.due, ..*other } == current;
+        let lies = self.state.messages.iter().any(|lying| lying.copies > 0 && is(&lying.message));
+        let tasks = || self.state.tasks.iter().filter(|task| task.phase != Phase::Free);
+        if !lies && !tasks().any(|task| is(&task.message) || is(&task.next)) {
+            let what = "a message is acknowledged, though the one that follows may never have been sent, and is not";
+            return Err(broken("I9", format!("{what}: {}", named(message.row))));
         }
         Ok(())
     }
@@ -694,7 +777,8 @@ impl Step<'_> {
         }
         self.state.top_fence = grant.fence.get() as u8;
         let session = self.state.workers[usize::from(worker)].session;
-        *self.known(row) = Known { claimed: place, claim: (grant.fence.get() as u8, session), ..known };
+        let claim = (grant.fence.get() as u8, session);
+        *self.known(row) = Known { claimed: place, claim, resumed: false, ..known };
         self.paid |= 1 << row;
         Ok(())
     }
@@ -770,6 +854,7 @@ impl Step<'_> {
         };
         let before = self.chain(message.row).copied();
         let answer = self.rows().finish(&request, NOW);
+        let after = after_finish(Some(answer), request.epoch);
         let written = self.chain(message.row).copied() != before;
         if written {
             let known = self.state.known[usize::from(message.row)];
@@ -799,20 +884,19 @@ impl Step<'_> {
             task.next = Message { row: message.row, due, ..Message::default() };
             return Ok(());
         }
-        let own = match answer {
-            Finish::Applied(messages) => messages.into_iter().find(|hint| hint.epoch == request.epoch),
-            Finish::Fenced => None,
-        };
-        match own {
-            Some(hint) => (task.phase, task.next) = (Phase::Sends, message_of(&hint, message.row)),
-            None => *task = Task::default(),
+        match after {
+            AfterFinish::Send { own: Some(hint), .. } => {
+                (task.phase, task.next) = (Phase::Sends, message_of(&hint, message.row));
+            }
+            AfterFinish::Send { own: None, .. } | AfterFinish::Acknowledge => *task = Task::default(),
+            AfterFinish::Requeue => self.put_back(n),
         }
         Ok(())
     }
 
     /// Catch-up looks at a chain.
-    fn look(&mut self, worker: u8, row: u8, orphaned: bool, passed: bool) {
-        let Some(mut found) = self.model.overdue(&self.state, worker, row, orphaned) else { return };
+    fn look(&mut self, worker: u8, row: u8, orphaned: bool, passed: bool) -> Result<(), Broken> {
+        let Some(mut found) = self.model.overdue(&self.state, worker, row, orphaned) else { return Ok(()) };
         if passed {
             self.fault();
         }
@@ -832,12 +916,18 @@ impl Step<'_> {
         let planned = plan(&found, depth, frontier, held, NOW, of_plan, Duration::ZERO);
         let (to, looks, expected) = match planned {
             // Nothing is written of chains that are left alone when others' chains are taken over.
-            Plan::Wait { .. } if orphaned => return,
+            Plan::Wait { .. } if orphaned => return Ok(()),
             Plan::Wait { until } => (until, found.looks, None),
             Plan::Send { .. } if orphaned => (NOW + slack, found.looks + 1, Some(NOW)),
             Plan::Send { due, look_at } => (look_at, found.looks + 1, Some(due)),
         };
         let look = LookAgain { epoch: found.hint.epoch, from: found.watch_at, to, looks, expected };
+        let resumed = self.state.restored || self.state.known[usize::from(row)].resumed;
+        let calm = self.state.left.faults == self.model.budgets.faults && !resumed;
+        if calm && expected.is_some() && found.sent {
+            let what = format!("catch-up sends the message of {} again, though nothing has gone wrong", named(row));
+            return Err(broken("I9", what));
+        }
         if self.rows().look_again(look, NOW)
             && let Some(due) = expected
         {
@@ -847,6 +937,7 @@ impl Step<'_> {
             });
             self.rows().mark_sent(found.hint.sent(), NOW);
         }
+        Ok(())
     }
 
     /// All times of the ledger come nearer.
@@ -884,6 +975,7 @@ impl Step<'_> {
             let there = self.chain(row).is_some();
             let known = self.known(row);
             known.stopped = stops && there;
+            known.resumed = there && matches!(order, ChainOrder::Resume | ChainOrder::Recover);
             if order == ChainOrder::Recover {
                 known.claim = (0, 0);
             }

@@ -1,8 +1,11 @@
 //! Breadth-first search over all states of a model, level by level, with the same result whatever the number of
 //! threads.
 //!
-//! Of a state that was seen only a hash of 128 bits is kept, and from which state it was reached by which move. The
-//! states themselves are kept for one level only. A path is made again by its moves.
+//! Of a state that was seen only a hash of 128 bits is kept, what may still go wrong from there, and from which state
+//! it was reached by which move. The states themselves are kept for one level only. A path is made again by its moves.
+//!
+//! A state is not looked at if the same state was seen with as much left to go wrong, or more: whatever may come of it
+//! may come of that one, too, and no later.
 
 use std::hash::{Hash, Hasher};
 use std::thread;
@@ -11,7 +14,7 @@ use roundelay_model::clock::instant;
 
 /// What is explored.
 pub trait Model: Sync {
-    /// A state, in its canonical form: what is alike must be equal.
+    /// A state, in its canonical form: what is alike must be equal. What may still go wrong is not hashed.
     type State: Clone + Hash + Send + Sync;
     /// What may happen next.
     type Move: Copy + Send + Sync;
@@ -31,8 +34,15 @@ pub trait Model: Sync {
     /// The move, of those, that a run without faults makes next. `None` when nothing goes on.
     fn fair(&self, state: &Self::State, moves: &[Self::Move]) -> Option<usize>;
 
-    /// What must be reached from this state by fair moves, as bits.
+    /// What may still go wrong from here: counts of four bits each. A state with higher counts must have all moves of
+    /// the same state with lower ones, and the same fair move.
+    fn left(&self, state: &Self::State) -> u32;
+
+    /// What must be reached from this state by fair moves, as bits; at most three.
     fn owed(&self, state: &Self::State) -> u8;
+
+    /// The same debts by the names that things have after a step that has renamed them.
+    fn renamed(&self, owed: u8) -> u8;
 
     /// What is owed, in words.
     fn owes(&self, bit: u8) -> Broken;
@@ -46,8 +56,10 @@ pub trait Model: Sync {
 pub struct Stepped<S> {
     /// The state after it.
     pub state: S,
-    /// What was owed and has come, as bits.
+    /// What was owed and has come, as bits, by the names of before.
     pub paid: u8,
+    /// The canonical form has other names: see [`Model::renamed`].
+    pub renamed: bool,
 }
 
 /// An invariant that does not hold.
@@ -122,52 +134,66 @@ struct Shard {
     /// Places in the other columns, by hash; open addressing.
     table: Vec<u32>,
     hash: Vec<[u64; 2]>,
+    /// What may still go wrong: see [`Model::left`].
+    left: Vec<u32>,
     /// From which state it was reached.
     from: Vec<u32>,
     /// By which of that state's moves.
     by: Vec<u8>,
     /// Which state follows by the fair move.
     fair: Vec<u32>,
-    /// What the fair move pays (low half), and what is owed (high half).
+    /// What the fair move pays (three bits), whether that move renames ([`RENAMED`]), and what is owed (the high half).
     dues: Vec<u8>,
     /// Fair moves from here are known to make each claim that is owed.
     good: Vec<bool>,
 }
 
+const RENAMED: u8 = 8;
+
+/// Whether each count of four bits in `more` is at least the one in `less`.
+fn covers(more: u32, less: u32) -> bool {
+    (0..32).step_by(4).all(|at| more >> at & 15 >= less >> at & 15)
+}
+
 impl Shard {
-    fn find(&self, hash: [u64; 2]) -> Result<usize, usize> {
+    /// The place of a state that is the same and has as much left; else a free slot of the table.
+    fn find(&self, hash: [u64; 2], left: u32) -> Result<usize, usize> {
         let mask = self.table.len() - 1;
         let mut slot = hash[1] as usize & mask;
         loop {
             match self.table[slot] {
                 NONE => return Err(slot),
-                at if self.hash[at as usize] == hash => return Ok(at as usize),
+                at if self.hash[at as usize] == hash && covers(self.left[at as usize], left) => return Ok(at as usize),
                 _ => slot = (slot + 1) & mask,
             }
         }
     }
 
-    fn known(&self, hash: [u64; 2]) -> Option<usize> {
-        if self.table.is_empty() { None } else { self.find(hash).ok() }
+    fn known(&self, hash: [u64; 2], left: u32) -> Option<usize> {
+        if self.table.is_empty() { None } else { self.find(hash, left).ok() }
     }
 
     /// Answers its place, and whether it is new.
-    fn add(&mut self, hash: [u64; 2], from: u32, by: u8) -> (usize, bool) {
+    fn add(&mut self, (hash, left): ([u64; 2], u32), from: u32, by: u8) -> (usize, bool) {
         if self.hash.len() * 4 >= self.table.len() * 3 {
             let size = (self.table.len() * 2).max(1_024);
             self.table = vec![NONE; size];
-            for at in 0..self.hash.len() {
-                if let Err(slot) = self.find(self.hash[at]) {
-                    self.table[slot] = at as u32;
+            let mask = size - 1;
+            for (at, hash) in self.hash.iter().enumerate() {
+                let mut slot = hash[1] as usize & mask;
+                while self.table[slot] != NONE {
+                    slot = (slot + 1) & mask;
                 }
+                self.table[slot] = at as u32;
             }
         }
-        match self.find(hash) {
+        match self.find(hash, left) {
             Ok(at) => (at, false),
             Err(slot) => {
                 let at = self.hash.len();
                 self.table[slot] = at as u32;
                 self.hash.push(hash);
+                self.left.push(left);
                 self.from.push(from);
                 self.by.push(by);
                 self.fair.push(NONE);
@@ -181,7 +207,7 @@ impl Shard {
 
 /// A state that a part has reached.
 struct Reached<S> {
-    hash: [u64; 2],
+    hash: ([u64; 2], u32),
     from: u32,
     by: u8,
     fair: bool,
@@ -206,7 +232,7 @@ pub fn search<M: Model>(model: &M, limits: Limits) -> Found {
     let mut shards: Vec<Shard> = (0..SHARDS).map(|_| Shard::default()).collect();
     let start = model.start();
     let (shard, hash) = hash_of(&start);
-    shards[shard].add(hash, NONE, 0);
+    shards[shard].add((hash, model.left(&start)), NONE, 0);
     let mut level = vec![(id(shard, 0), start)];
     let (mut broken, mut followed) = (None, 0);
     while !level.is_empty() && broken.is_none() {
@@ -294,18 +320,19 @@ fn expand<M: Model>(model: &M, shards: &[Shard], states: &[(u32, M::State)]) -> 
                 }
             };
             let (shard, hash) = hash_of(&stepped.state);
+            let hash = (hash, model.left(&stepped.state));
             let is_fair = fair == Some(by);
             if is_fair {
-                paid = stepped.paid;
+                paid = stepped.paid & 7 | if stepped.renamed { RENAMED } else { 0 };
             }
-            let known = shards[shard].known(hash).is_some();
+            let known = shards[shard].known(hash.0, hash.1).is_some();
             if known && !is_fair {
                 continue;
             }
             let state = (!known).then_some(stepped.state);
             part.reached[shard].push(Reached { hash, from: *from, by: by as u8, fair: is_fair, state });
         }
-        part.dues.push((*from, paid & 15 | model.owed(state) << 4));
+        part.dues.push((*from, paid | model.owed(state) << 4));
     }
     part
 }
@@ -370,7 +397,10 @@ fn stuck<M: Model>(model: &M, shards: &mut [Shard]) -> Option<(u32, usize, Broke
                 if shard.fair[at] == NONE {
                     break None;
                 }
-                owed &= !(shard.dues[at] & 15);
+                owed &= !(shard.dues[at] & 7);
+                if shard.dues[at] & RENAMED != 0 {
+                    owed = model.renamed(owed);
+                }
                 here = shard.fair[at];
                 steps += 1;
                 if steps > FAIR_MOVES {

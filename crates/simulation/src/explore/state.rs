@@ -4,6 +4,8 @@
 //! they are numbered anew in each state. Ticks count from a little before the chain's own. So the states are finitely
 //! many, though ticks and time go on for ever.
 
+use std::hash::{Hash, Hasher};
+
 use roundelay_ledger::ChainState;
 use roundelay_ledger::rows::{Attempt, Chain, End, KEYS, Rows};
 use roundelay_model::clock::Time;
@@ -18,8 +20,12 @@ pub const TASKS: usize = 5;
 pub const MESSAGES: usize = 6;
 /// How long after it is due catch-up looks after a chain, in seconds.
 pub const SLACK: i8 = 10;
+/// What was sent again so lately is left alone, as in `catch_up.rs`.
+pub const SENT_AGAIN: i8 = 5;
 /// How long a worker may be silent.
 pub const LEASE: i8 = 6;
+/// What is ahead by so much, or more, does not come: nothing else is so far ahead.
+const FAR: i8 = 100;
 /// More copies of a message than this mean nothing more.
 const COPIES: u8 = 2;
 /// More looks than this make catch-up no more patient here.
@@ -33,7 +39,7 @@ pub fn time(seconds: i8) -> Time {
 }
 
 fn seconds(time: Time) -> i8 {
-    ((time.as_millis() - NOW.as_millis()) / 1_000).clamp(-100, 100) as i8
+    ((time.as_millis() - NOW.as_millis()) / 1_000).clamp(-i64::from(FAR), i64::from(FAR)) as i8
 }
 
 /// A row of the ledger. Without an epoch there is none.
@@ -148,6 +154,8 @@ pub struct Known {
     pub claim: (u8, u8),
     /// An operator has stopped the chain, and that has returned.
     pub stopped: bool,
+    /// An operator has let the chain go on, and it was not claimed since: catch-up sends its message once more.
+    pub resumed: bool,
 }
 
 /// An older copy of the ledger.
@@ -159,13 +167,26 @@ pub struct Backup {
 }
 
 /// What may still go wrong, or be ordered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Budgets {
     pub faults: u8,
     pub clock: u8,
     pub orders: u8,
     pub setbacks: u8,
     pub restores: u8,
+}
+
+impl Budgets {
+    /// Counts of four bits each.
+    pub fn packed(self) -> u32 {
+        let Self { faults, clock, orders, setbacks, restores } = self;
+        [faults, clock, orders, setbacks, restores].into_iter().fold(0, |all, one| all << 4 | u32::from(one.min(15)))
+    }
+}
+
+/// The search keeps it beside the hash, since it compares it.
+impl Hash for Budgets {
+    fn hash<H: Hasher>(&self, _: &mut H) {}
 }
 
 /// A job that a run has asked for.
@@ -322,7 +343,7 @@ impl State {
 
     /// Time goes on, or the ledger's clock is set: by as much less are its times ahead.
     pub fn pass(&mut self, seconds: i8) {
-        let later = |time: &mut i8| *time = time.saturating_sub(seconds);
+        let later = |time: &mut i8| *time = if *time >= FAR { FAR } else { time.saturating_sub(seconds) };
         for row in &mut self.rows {
             [&mut row.due, &mut row.watch, &mut row.expected].into_iter().for_each(later);
         }
@@ -330,21 +351,66 @@ impl State {
         self.tasks.iter_mut().for_each(|task| later(&mut task.next.due));
     }
 
-    /// The canonical form.
-    pub fn canonical(mut self) -> Self {
+    /// The canonical form, and whether the two chains have changed places in it.
+    ///
+    /// Workers are interchangeable: a move names its worker by its place only, no rule of the ledger or of the model
+    /// prefers one, and sessions are names that are compared for equality. So are the two chains, where each has had
+    /// one epoch: the ledger knows them by key and epoch, which it compares for equality only as long as no other epoch
+    /// of a chain is known. So each state stands for the up to four that differ by such names, and of these it is the
+    /// least.
+    pub fn canonical(mut self) -> (Self, bool) {
         self.free_unused();
         self.number_ticks();
         self.number_epochs();
         self.number_fences();
         self.clip_times();
-        let mut other = self;
-        other.workers.swap(0, 1);
-        other.tasks.iter_mut().filter(|task| task.phase != Phase::Free).for_each(|task| task.worker = 1 - task.worker);
+        let mut least = (self.with_names(), false);
+        least = least.min((self.workers_swapped().with_names(), false));
+        if let Some(mut swapped) = self.chains_swapped() {
+            swapped.number_fences();
+            least = least.min((swapped.with_names(), true));
+            least = least.min((swapped.workers_swapped().with_names(), true));
+        }
+        least
+    }
+
+    fn with_names(mut self) -> Self {
         self.number_sessions();
-        other.number_sessions();
         self.sort();
-        other.sort();
-        self.min(other)
+        self
+    }
+
+    fn workers_swapped(mut self) -> Self {
+        self.workers.swap(0, 1);
+        self.tasks.iter_mut().filter(|task| task.phase != Phase::Free).for_each(|task| task.worker = 1 - task.worker);
+        self
+    }
+
+    /// With the two chains in each other's places, if there are two, and each has had only one epoch.
+    fn chains_swapped(mut self) -> Option<Self> {
+        let [one, manual, other] = self.rows.map(|row| row.epoch);
+        if one == 0 || other == 0 || manual > 0 || self.backup.taken {
+            return None;
+        }
+        let messages = self.messages.iter_mut().filter(|lying| lying.copies > 0).map(|lying| &mut lying.message);
+        let tasks = self.tasks.iter_mut().filter(|task| task.phase != Phase::Free);
+        let of_tasks = tasks.flat_map(|task| {
+            let next = (task.phase > Phase::Runs).then_some(&mut task.next);
+            [Some(&mut task.message), next].into_iter().flatten()
+        });
+        for message in messages.chain(of_tasks) {
+            message.row = 2 - message.row;
+            message.epoch = swapped(message.epoch, one, other)?;
+        }
+        for known in &mut self.known {
+            for (epoch, _) in [&mut known.claimed, &mut known.ended] {
+                *epoch = swapped(*epoch, one, other)?;
+            }
+        }
+        (self.rows[0].epoch, self.rows[2].epoch) = (other, one);
+        self.rows.swap(0, 2);
+        self.known.swap(0, 2);
+        Some(self)
     }
 
     fn free_unused(&mut self) {
@@ -419,15 +485,25 @@ impl State {
         number(epochs);
     }
 
+    /// Those of a row in their order, one row after the other: a fence is compared with those of its own row only.
     fn number_fences(&mut self) {
-        let mut fences: Vec<&mut u8> = vec![&mut self.next_fence, &mut self.top_fence];
-        for row in self.rows.iter_mut().chain(&mut self.backup.rows) {
-            fences.push(&mut row.fence);
-            fences.extend(row.tries.iter_mut().map(|(fence, _)| fence));
+        let mut given = 0;
+        for place in 0..ROWS {
+            let mut fences: Vec<&mut u8> = Vec::with_capacity(16);
+            for row in [&mut self.rows[place], &mut self.backup.rows[place]] {
+                fences.push(&mut row.fence);
+                fences.extend(row.tries.iter_mut().map(|(fence, _)| fence));
+            }
+            let tasks = self.tasks.iter_mut().filter(|task| usize::from(task.message.row) == place);
+            fences.extend(tasks.map(|task| &mut task.fence));
+            fences.push(&mut self.known[place].claim.0);
+            let known = fences.iter().fold(0u64, |bits, fence| bits | 1 << (**fence & 63)) & !1;
+            for fence in fences.into_iter().filter(|fence| **fence > 0) {
+                *fence = given + 1 + (known & ((1 << (*fence & 63)) - 1)).count_ones() as u8;
+            }
+            given += known.count_ones() as u8;
         }
-        fences.extend(self.tasks.iter_mut().map(|task| &mut task.fence));
-        fences.extend(self.known.iter_mut().map(|known| &mut known.claim.0));
-        number(fences);
+        (self.top_fence, self.next_fence) = (given, given + 1);
     }
 
     /// Of times that are over only the order counts, for those that are compared with each other.
@@ -438,7 +514,8 @@ impl State {
         for (place, row) in self.rows.iter_mut().enumerate() {
             row.watch = row.watch.max(0);
             row.looks = row.looks.min(LOOKS);
-            row.expected = row.expected.max(-SLACK);
+            // It says how long ago catch-up has sent the message, and nothing where it has not.
+            row.expected = if row.looks == 0 { 0 } else { row.expected.max(-SENT_AGAIN) };
             let tasks = self.tasks.iter_mut().filter(|task| task.phase > Phase::Runs);
             let hints = tasks.map(|task| &mut task.next).filter(|next| usize::from(next.row) == place);
             let mut over: Vec<&mut i8> = hints.map(|next| &mut next.due).collect();
@@ -479,6 +556,16 @@ impl State {
     fn sort(&mut self) {
         self.tasks.sort_unstable();
         self.messages.sort_unstable();
+    }
+}
+
+/// The epoch of the other chain; `None` if it is that of no chain.
+fn swapped(epoch: u8, one: u8, other: u8) -> Option<u8> {
+    match epoch {
+        0 => Some(0),
+        epoch if epoch == one => Some(other),
+        epoch if epoch == other => Some(one),
+        _ => None,
     }
 }
 
