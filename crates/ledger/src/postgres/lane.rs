@@ -41,6 +41,9 @@ const TRIES: u32 = 6;
 /// The pauses between attempts to connect: the first, doubled up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_millis(200);
+/// Writes something. Once this is confirmed, so is every commit before it: where the server waits for a standby, that has
+/// them all.
+const CONFIRM: &str = "UPDATE ledger_clock SET seen = seen";
 /// For how long the server is asked what became of a commit.
 const RESOLVE: Duration = Duration::from_secs(5);
 
@@ -355,7 +358,11 @@ impl Running {
                 Err(_) => None,
             };
             match status.as_deref() {
-                Some("committed") => return Ok(()),
+                // A server that was restarted, or whose wait was cancelled, has committed what no standby may have.
+                Some("committed") => match timeout_at(deadline, session.client.batch_execute(CONFIRM)).await {
+                    Ok(Ok(())) => return Ok(()),
+                    _ => break,
+                },
                 Some("aborted") => {
                     return Err(NotDone::Again(format!("the connection was lost, and nothing was written: {why}")));
                 }
@@ -364,6 +371,7 @@ impl Running {
                 _ => break,
             }
         }
+        self.session = None;
         Err(NotDone::Failed(unknown))
     }
 
