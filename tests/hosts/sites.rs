@@ -4,7 +4,7 @@
 //!
 //! What handlers call stays within reach of both sites all the time, so that the first would be seen to go on by itself.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -346,8 +346,8 @@ pub async fn run(asked: &Asked<'_>) -> anyhow::Result<Value> {
     }
     let promoted = began.elapsed();
     stage.say(&format!("the second PostgreSQL takes writes, {:.1} s after the command began", promoted.as_secs_f64()));
-    let theirs = |seen: &Seen| (WORKERS + 1..=2 * WORKERS).map(|n| seen.calls_of(&format!("w{n}-1"))).sum::<u64>();
-    stage.until(PATIENCE, "the second site calls", |seen| theirs(seen) > 0).await?;
+    let theirs: Vec<String> = of_second.seats.iter().filter_map(|seat| seat.awake()).collect();
+    stage.until(PATIENCE, "the second site calls", |seen| theirs.iter().any(|worker| seen.has_called(worker))).await?;
     let first_tick = began.elapsed();
     stage.say(&format!(
         "the second site calls for the first time, {:.1} s after the command began",
@@ -409,7 +409,7 @@ pub async fn run(asked: &Asked<'_>) -> anyhow::Result<Value> {
     script("postgres", "start", &first.postgres(), &["--standby-of", &of, "--synchronous"]).await?;
     let mut drains = second.variables(true);
     drains[0].1.clone_from(&first.broker);
-    let of_old_broker = Workers::start(plan(vec![drains], 2 * WORKERS), told_of(&log)).await;
+    let of_old_broker = Workers::start(plan(vec![drains], 2 * WORKERS), told).await;
     stage.say("the first PostgreSQL follows the second, which waits for it; a worker of the second ledger is on the first broker");
     let waits = stage
         .until(2 * PATIENCE, "every one-off job has run", |seen| accepted.once.keys().all(|id| seen.has_run(id)))
@@ -466,11 +466,6 @@ pub async fn run(asked: &Asked<'_>) -> anyhow::Result<Value> {
         "stuck_workers": stuck,
         "findings": { "dead": dead, "forked": forked, "unrecorded": unrecorded, "lost": lost },
     }))
-}
-
-fn told_of(log: &Writer) -> crate::support::workers::Told {
-    let writer = log.clone();
-    Arc::new(move |worker: &str, did| writer.write(Entry::Worker { worker: worker.to_owned(), did }))
 }
 
 /// What these seats' workers have called from then on: chains, and one-off jobs.

@@ -193,10 +193,10 @@ impl Workers {
 
     /// Kills all of them, for good.
     pub async fn abandon(self) {
-        self.stop.cancel();
         for seat in &self.seats {
             self.kill(seat, |_| ());
         }
+        self.stop.cancel();
         for supervisor in self.supervisors {
             let _ = supervisor.await;
         }
