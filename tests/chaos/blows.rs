@@ -135,6 +135,13 @@ impl Stage {
                 self.ground.cluster("start").await?;
                 self.healed(number);
             }
+            Fault::MemberRemoved => {
+                let node = self.entropy.below(NODES) + 1;
+                let number = self.broke(fault, &node.to_string());
+                self.ground.replace_node(node).await?;
+                self.healed(number);
+                self.all_members(&self.ground.nodes[node - 1].name).await?;
+            }
             Fault::LedgerKilled | Fault::LedgerAway => {
                 let number = self.broke(fault, "");
                 self.ground.end_database().await?;
@@ -143,6 +150,17 @@ impl Stage {
                 sleep(away).await;
                 self.ground.start_database().await?;
                 self.healed(number);
+            }
+            Fault::LedgerFailover | Fault::LedgerSwitchover => {
+                let number = self.broke(fault, &self.ground.database().to_string());
+                let verb = if fault == Fault::LedgerFailover { "kill" } else { "stop" };
+                let old = self.ground.fail_over(verb).await?;
+                let new = self.ground.database();
+                self.links.iter().for_each(|links| links.ledger.lead_to(vec![new]));
+                self.healed(number);
+                // The next fault waits until the ledger has a standby again: without one the next failover would have
+                // nowhere to go.
+                self.ground.bring_back(old).await?;
             }
             Fault::BrokerCut | Fault::BrokerOneWay | Fault::BrokerHalfOpen => {
                 self.break_links(fault, self.links.iter().map(|links| &links.broker).collect()).await;
@@ -208,6 +226,23 @@ impl Stage {
         Ok(())
     }
 
+    /// Waits until every platform queue has a member on this node: what replaces a member and leaves queues without it
+    /// has done half of its work.
+    async fn all_members(&self, node: &str) -> anyhow::Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for queue in [&QUEUES[..], &[load::ONCE, RUNG]].concat() {
+            loop {
+                let members = self.ground.queue(queue).await?["members"].clone();
+                if members.as_array().is_some_and(|members| members.iter().any(|member| member == node)) {
+                    break;
+                }
+                ensure!(Instant::now() < deadline, "the queue {queue} has no member on {node}: {members}");
+                sleep(Duration::from_millis(500)).await;
+            }
+        }
+        Ok(())
+    }
+
     async fn break_links(&self, fault: Fault, links: Vec<&Link>) {
         let hole = |from_client, from_server| Mode::Hole { from_client, from_server };
         let ways: &[Mode] = match fault {
@@ -253,8 +288,7 @@ impl Stage {
         let number = self.broke(fault, name);
         self.insist(Method::DELETE, &format!("{path}{name}"), &json!(null)).await?;
         sleep(UNNOTICED).await;
-        let ledger = self.ground.database_url(self.ground.database.port());
-        load::roundelay(&self.config, &self.broker_url, &ledger, &["topology", "apply"]).await?;
+        load::roundelay(&self.config, &self.broker_url, &self.ground.ledger_url(), &["topology", "apply"]).await?;
         // What came while an exchange was there and its bindings were not.
         let deadline = Instant::now() + Duration::from_secs(60);
         while let Err(error) = load::send_back_unrouted(&self.broker_url).await {

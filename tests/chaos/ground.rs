@@ -4,6 +4,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -13,16 +14,26 @@ use tokio::process::Command;
 
 /// How many broker nodes there are; quorum queues then have three members.
 pub const NODES: usize = 3;
+/// The folders of the PostgreSQL servers. Which of them takes writes changes.
+const SERVERS: [&str; 2] = ["postgres", "standby"];
 
 /// The services.
 pub struct Ground {
     folder: PathBuf,
     pub nodes: Vec<Node>,
-    /// Where PostgreSQL listens.
-    pub database: SocketAddr,
+    /// The PostgreSQL servers: one, or a primary with its standby.
+    servers: Vec<Server>,
+    /// Which of them takes writes.
+    primary: AtomicUsize,
     /// What PostgreSQL's environment has, beside what it always has: NAME=value.
     surroundings: Vec<String>,
     client: reqwest::Client,
+}
+
+/// A PostgreSQL server.
+struct Server {
+    folder: PathBuf,
+    address: SocketAddr,
 }
 
 /// A broker node.
@@ -49,7 +60,7 @@ impl Ground {
         nodes: usize,
         surroundings: Vec<String>,
     ) -> anyhow::Result<Self> {
-        let (rabbit, postgres) = (folder.join("rabbitmq"), folder.join("postgres"));
+        let (rabbit, postgres) = (folder.join("rabbitmq"), folder.join(SERVERS[0]));
         let cluster = nodes.to_string();
         let mut arguments = vec!["--version", version];
         if nodes > 1 {
@@ -74,9 +85,53 @@ impl Ground {
             })
         };
         let nodes = (1..=nodes).map(node).collect::<Result<_, _>>()?;
-        let database = url::Url::parse(value(&database?, "DATABASE_URL")?)?;
-        let database = local(&database.port().context("DATABASE_URL has a port")?.to_string())?;
-        Ok(Self { folder: folder.to_owned(), nodes, database, surroundings, client })
+        let servers = vec![Server::started(postgres, &database?)?];
+        Ok(Self { folder: folder.to_owned(), nodes, servers, primary: AtomicUsize::new(0), surroundings, client })
+    }
+
+    /// Starts a standby, for which PostgreSQL waits at every commit from now on.
+    pub async fn start_standby(&mut self) -> anyhow::Result<()> {
+        let folder = self.folder.join(SERVERS[1]);
+        let started = self.follow(&folder).await?;
+        self.servers.push(Server::started(folder, &started)?);
+        Ok(())
+    }
+
+    /// Has the server in this folder follow the one that takes writes.
+    async fn follow(&self, folder: &Path) -> anyhow::Result<String> {
+        let primary = self.primary().folder.to_string_lossy();
+        script("postgres", "start", folder, &["--standby-of", &primary, "--synchronous"]).await
+    }
+
+    fn primary(&self) -> &Server {
+        &self.servers[self.primary.load(Ordering::Relaxed)]
+    }
+
+    /// Where the PostgreSQL listens that takes writes.
+    pub fn database(&self) -> SocketAddr {
+        self.primary().address
+    }
+
+    /// Ends PostgreSQL by `stop` or `kill`, and has its standby take its place; answers which was ended, for
+    /// [`Ground::bring_back`].
+    pub async fn fail_over(&self, verb: &str) -> anyhow::Result<usize> {
+        ensure!(self.servers.len() == SERVERS.len(), "PostgreSQL has no standby");
+        let old = self.primary.load(Ordering::Relaxed);
+        let new = 1 - old;
+        script("postgres", verb, &self.servers[old].folder, &[]).await?;
+        script("postgres", "promote", &self.servers[new].folder, &[]).await?;
+        self.primary.store(new, Ordering::Relaxed);
+        Ok(old)
+    }
+
+    /// Makes a server that was ended the standby of its successor.
+    pub async fn bring_back(&self, old: usize) -> anyhow::Result<()> {
+        self.follow(&self.servers[old].folder).await.map(drop)
+    }
+
+    /// The URL of the database that takes writes, past all links.
+    pub fn ledger_url(&self) -> String {
+        self.database_url(self.database().port())
     }
 
     /// The database's URL at this port: its own, or that of a link to it.
@@ -99,18 +154,30 @@ impl Ground {
         script("rabbitmq", "ctl", &self.node_folder(number), arguments).await.map(drop)
     }
 
+    /// Has the cluster forget a node, and its queues their members there; then the node joins the cluster anew, and
+    /// every quorum queue gets a member there again.
+    pub async fn replace_node(&self, number: usize) -> anyhow::Result<()> {
+        let (node, other) = (&self.nodes[number - 1], number % self.nodes.len() + 1);
+        self.node("stop", number).await?;
+        self.ctl(other, &["forget_cluster_node", &node.name]).await?;
+        self.node("reset", number).await?;
+        self.node("start", number).await?;
+        script("rabbitmq", "queues", &self.node_folder(other), &["grow", &node.name, "all"]).await.map(drop)
+    }
+
     /// Ends PostgreSQL as it ends itself after a crash of one of its processes: at once, without a
     /// checkpoint, so that it recovers when it is started.
     pub async fn end_database(&self) -> anyhow::Result<()> {
-        let env = std::fs::read_to_string(self.folder.join("postgres/env"))?;
+        let folder = &self.primary().folder;
+        let env = std::fs::read_to_string(folder.join("env"))?;
         let pid = nix::unistd::Pid::from_raw(value(&env, "POSTGRES_PID")?.parse()?);
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGQUIT)?;
         // Its record is still there, so the script waits until it is gone and nothing else.
-        script("postgres", "stop", &self.folder.join("postgres"), &[]).await.map(drop)
+        script("postgres", "stop", folder, &[]).await.map(drop)
     }
 
     pub async fn start_database(&self) -> anyhow::Result<()> {
-        script("postgres", "start", &self.folder.join("postgres"), &within(&self.surroundings)).await.map(drop)
+        script("postgres", "start", &self.primary().folder, &within(&self.surroundings)).await.map(drop)
     }
 
     fn node_folder(&self, number: usize) -> PathBuf {
@@ -153,11 +220,21 @@ impl Ground {
 
     /// Ends everything, whatever state it is in.
     pub async fn end(folder: &Path) {
-        for service in ["rabbitmq", "postgres"].into_iter().filter(|name| folder.join(name).join("settings").exists()) {
-            if let Err(error) = script(service, "kill", &folder.join(service), &[]).await {
-                eprintln!("{service} could not be ended: {error:#}");
+        let services = [("rabbitmq", "rabbitmq"), ("postgres", SERVERS[0]), ("postgres", SERVERS[1])];
+        for (service, name) in services.into_iter().filter(|(_, name)| folder.join(name).join("settings").exists()) {
+            if let Err(error) = script(service, "kill", &folder.join(name), &[]).await {
+                eprintln!("{name} could not be ended: {error:#}");
             }
         }
+    }
+}
+
+impl Server {
+    /// The server in this folder, by what its start has printed.
+    fn started(folder: PathBuf, printed: &str) -> anyhow::Result<Self> {
+        let url = url::Url::parse(value(printed, "DATABASE_URL")?)?;
+        let port = url.port().context("DATABASE_URL has a port")?;
+        Ok(Self { folder, address: SocketAddr::from(([127, 0, 0, 1], port)) })
     }
 }
 

@@ -4,10 +4,12 @@
 //!   around that had healed; or it does not tick any more, and was not set aside as it has to be
 //!   when three workers in a row were killed, frozen or cut off while they ran it.
 //! - **forked**: two processes, neither of them killed or frozen meanwhile, were in the same chain
-//!   at once, although its kind waits for the lease to end; or a tick was finished twice; or one
-//!   fence was used for two calls; or a fence came after a higher one of the same chain.
+//!   at once, although its kind waits for the lease to end; or one fence was used for two calls; or
+//!   a fence came after a higher one of the same chain.
 //! - **unrecorded**: a call whose fence the ledger has no attempt for.
 //! - **lost**: a one-off job that the broker had confirmed and the receiver never saw.
+//! - **targets**: a window of a chain's schedule without its run, too late, or with two ([`targets`]).
+//! - **carries**: what a run has read is not what the run before it wrote ([`carries`]).
 //!
 //! And it measures, for each fault, how long the chains that it hit took to be called again.
 
@@ -16,7 +18,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use roundelay::deaths::DEATHS_TO_QUARANTINE;
 use roundelay::ledger::ChainState;
 
-use super::log::{Call, Did, Entry, Line};
+use super::log::{Call, Carry, Did, Entry, Line};
+
+#[path = "carries.rs"]
+mod carries;
+#[path = "targets.rs"]
+mod targets;
+
+pub use targets::Rhythm;
 
 /// What was agreed on beforehand. All times are in milliseconds.
 #[derive(Clone, Debug)]
@@ -29,6 +38,8 @@ pub struct Rules {
     pub longest: i64,
     /// Kinds whose ticks are taken over when they are delivered again.
     pub redelivery: BTreeSet<String>,
+    /// The intervals of kinds that count them from the end of a run.
+    pub rhythms: BTreeMap<String, Rhythm>,
 }
 
 /// A row of the table `attempts`.
@@ -66,13 +77,17 @@ pub struct Recovery {
     pub disturbed: bool,
 }
 
-/// The findings. A run is in order when the four lists are empty.
+/// The findings. A run is in order when the lists of texts are empty.
 #[derive(Clone, Debug, Default)]
 pub struct Ruling {
     pub dead: Vec<String>,
     pub forked: Vec<String>,
     pub unrecorded: Vec<String>,
     pub lost: Vec<String>,
+    pub targets: Vec<String>,
+    pub carries: Vec<String>,
+    /// What runs had read and was compared with what the runs before them wrote.
+    pub carried: usize,
     pub recoveries: Vec<Recovery>,
     /// Calls of chains, and of one-off jobs.
     pub calls: (usize, usize),
@@ -129,6 +144,8 @@ pub struct Record<'a> {
     pub chains: BTreeMap<i64, Vec<Seen<'a>>>,
     once: HashSet<&'a str>,
     accepted: Vec<&'a str>,
+    /// The fences of calls that were answered, also after the log's end.
+    answered: HashSet<i64>,
     killed: HashMap<&'a str, i64>,
     frozen: HashMap<&'a str, Vec<Span>>,
     pub faults: Vec<Fault<'a>>,
@@ -220,7 +237,22 @@ pub fn record(log: &[Line]) -> Record<'_> {
             }
         }
     }
+    record.answered = answered(log);
     record
+}
+
+/// The fences of calls that were answered: also after the log's end, since the ledger is read later.
+fn answered(log: &[Line]) -> HashSet<i64> {
+    let mut fences: HashMap<u64, i64> = HashMap::new();
+    let mut answered = HashSet::new();
+    for line in log {
+        match &line.entry {
+            Entry::Call(call) => drop(call.fence.map(|fence| fences.insert(call.call, fence))),
+            Entry::End { call, answered: true } => answered.extend(fences.get(call)),
+            _ => {}
+        }
+    }
+    answered
 }
 
 impl Record<'_> {
@@ -254,7 +286,8 @@ pub fn judge(log: &[Line], chains: &[Chain], attempts: &[Attempt], rules: &Rules
         let unknown = calls.iter().filter(|seen| seen.call.fence.is_none_or(|fence| !rows.contains_key(&fence)));
         ruling.unrecorded.extend(unknown.map(|seen| told(seen, "has no attempt in the ledger")));
     }
-    forks_among_finishes(attempts, &mut ruling);
+    ruling.targets = targets::missed_and_surplus(&record, chains, attempts, rules);
+    (ruling.carries, ruling.carried) = carries::lost_and_doubled(&record, attempts);
     // The test pauses and retires no chains.
     let stopped = chains.iter().filter(|chain| chain.state != ChainState::Active);
     let (set_aside, stopped): (Vec<&Chain>, Vec<&Chain>) =
@@ -342,18 +375,6 @@ fn forks_among_calls(
             }
         }
     }
-}
-
-fn forks_among_finishes(attempts: &[Attempt], ruling: &mut Ruling) {
-    let mut finished: BTreeMap<(i64, i64), usize> = BTreeMap::new();
-    let ends = |row: &&Attempt| matches!(row.verdict.as_deref(), Some("done" | "failed" | "retired"));
-    for row in attempts.iter().filter(ends) {
-        *finished.entry((row.epoch, row.tick)).or_default() += 1;
-    }
-    let twice = finished.iter().filter(|(_, times)| **times > 1);
-    ruling.forked.extend(
-        twice.map(|((epoch, tick), times)| format!("the chain {epoch} finished its tick {tick} {times} times")),
-    );
 }
 
 /// A chain must be called once it is due and nothing is broken any more, within slack and patience.

@@ -23,7 +23,7 @@ use serde_json::json;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::judge::{Attempt, Chain};
+use super::judge::{Attempt, Chain, Rhythm};
 use super::log::{Call, Entry, Writer};
 
 /// A kind of the configuration. Its queue has the same name.
@@ -32,6 +32,8 @@ pub struct Kind {
     pub chains: usize,
     /// Its ticks are taken over when they are delivered again, instead of when their lease is over.
     pub redelivery: bool,
+    /// In milliseconds, from the end of a run.
+    pub rhythm: Option<Rhythm>,
     text: &'static str,
 }
 
@@ -40,17 +42,33 @@ pub struct Kind {
 pub const ONCE: &str = "once";
 
 pub const KINDS: &[Kind] = &[
-    Kind { name: "quick", chains: 150, redelivery: false, text: "every = \"5s\"\ntimeout = \"5s\"\n" },
+    Kind {
+        name: "quick",
+        chains: 150,
+        redelivery: false,
+        rhythm: Some(Rhythm { every: 5_000, jitter: 0 }),
+        text: "timeout = \"5s\"\n",
+    },
     Kind {
         name: "eager",
         chains: 100,
         redelivery: true,
-        text: "every = \"5s\"\njitter = \"1s\"\ntimeout = \"5s\"\ntakeover = \"redelivery\"\n",
+        rhythm: Some(Rhythm { every: 5_000, jitter: 1_000 }),
+        text: "timeout = \"5s\"\ntakeover = \"redelivery\"\n",
     },
     // Each call takes longer than a lease.
-    Kind { name: "long", chains: 20, redelivery: false, text: "every = \"6s\"\ntimeout = \"20s\"\n" },
-    Kind { name: ONCE, chains: 0, redelivery: false, text: "timeout = \"5s\"\n" },
+    Kind {
+        name: "long",
+        chains: 20,
+        redelivery: false,
+        rhythm: Some(Rhythm { every: 6_000, jitter: 0 }),
+        text: "timeout = \"20s\"\n",
+    },
+    Kind { name: ONCE, chains: 0, redelivery: false, rhythm: None, text: "timeout = \"5s\"\n" },
 ];
+
+/// Kinds whose runs pass on which runs were before them.
+pub const CARRIES: &[&str] = &["quick", "eager"];
 
 /// How long a chain may be due before it is looked at.
 pub const SLACK: Duration = Duration::from_secs(3);
@@ -77,10 +95,14 @@ pub fn write_config(folder: &Path, receiver: std::net::SocketAddr) -> anyhow::Re
          catch_up = {{ every = \"1s\", slack = \"{slack}s\", spread = \"2s\" }}\n\
          worker = {{ lease = \"{lease}s\", grace = \"15s\" }}\n"
     );
-    for Kind { name, text: own, .. } in KINDS {
+    for Kind { name, rhythm, text: own, .. } in KINDS {
+        let every = rhythm.map_or_else(String::new, |Rhythm { every, jitter }| match jitter {
+            0 => format!("every = \"{every}ms\"\n"),
+            _ => format!("every = \"{every}ms\"\njitter = \"{jitter}ms\"\n"),
+        });
         text += &format!(
             "[queues.{name}]\nconcurrency = 24\n\
-             [kinds.{name}]\nqueue = \"{name}\"\n{own}retry = {{ attempts = 3, backoff = [\"1s\"] }}\n\
+             [kinds.{name}]\nqueue = \"{name}\"\n{every}{own}retry = {{ attempts = 3, backoff = [\"1s\"] }}\n\
              handler.http.url = \"http://{receiver}/\"\n"
         );
     }

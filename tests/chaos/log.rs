@@ -73,6 +73,29 @@ pub struct Call {
     /// The port that it came from.
     #[serde(default)]
     pub peer: u16,
+    /// What the run before passed on, in kinds whose runs do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub carry: Option<Carry>,
+}
+
+/// What the runs of a chain pass on: how many they were whose ends were taken, and the fences of the last.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Carry {
+    pub count: u64,
+    pub last: Vec<i64>,
+}
+
+/// How many fences are passed on.
+const PASSED_ON: usize = 20;
+
+impl Carry {
+    /// What the run with this fence passes on that has read this.
+    pub fn with(&self, fence: i64) -> Self {
+        let mut last = self.last.clone();
+        last.push(fence);
+        last.drain(..last.len().saturating_sub(PASSED_ON));
+        Self { count: self.count + 1, last }
+    }
 }
 
 /// Appends to the log. Clones append to the same file.

@@ -102,7 +102,7 @@ async fn run(arguments: &Arguments) -> anyhow::Result<Value> {
     }
     let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let ground = tokio::select! {
-        ground = Ground::start(&folder, &arguments.rabbitmq) => ground,
+        ground = ground(&folder, &arguments.rabbitmq) => ground,
         _ = term.recv() => Err(anyhow::anyhow!("ended by SIGTERM")),
         _ = interrupt.recv() => Err(anyhow::anyhow!("ended by SIGINT")),
     };
@@ -121,6 +121,13 @@ async fn run(arguments: &Arguments) -> anyhow::Result<Value> {
     result
 }
 
+/// The services, with a standby of the ledger.
+async fn ground(folder: &Path, rabbitmq: &str) -> anyhow::Result<Ground> {
+    let mut ground = Ground::start(folder, rabbitmq).await?;
+    ground.start_standby().await?;
+    Ok(ground)
+}
+
 /// The services run under users of their own, who have to get in.
 fn open_to_services(folder: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::PermissionsExt;
@@ -132,14 +139,13 @@ fn open_to_services(folder: &Path) -> anyhow::Result<()> {
 async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> anyhow::Result<Value> {
     let (log_path, seen) = (folder.join("receiver.log"), Seen::default());
     let log = Writer::open(&log_path)?;
-    let config = load::write_config(folder, receiver::start(log.clone(), seen.clone(), load::manner)?)?;
+    let config = load::write_config(folder, receiver::start(log.clone(), seen.clone(), load::manner, load::CARRIES)?)?;
 
     // The driver's own way to the broker is never broken.
     let link = Link::open(ground.nodes.iter().map(|node| node.amqp).collect()).await?;
     let broker_url = format!("amqp://guest:guest@127.0.0.1:{}/%2f", link.port);
-    let ledger_url = ground.database_url(ground.database.port());
     let rosters: Vec<(&str, usize)> = KINDS.iter().map(|kind| (kind.name, kind.chains)).collect();
-    load::enroll(&rosters, &config, &broker_url, &ledger_url).await?;
+    load::enroll(&rosters, &config, &broker_url, &ground.ledger_url()).await?;
     for kind in KINDS {
         let members = ground.queue(kind.name).await?["members"].as_array().map_or(0, Vec::len);
         ensure!(members == NODES, "the queue {} has {members} members on {NODES} nodes", kind.name);
@@ -198,6 +204,7 @@ async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> 
 
     let quarantined = stage.ground.depth("roundelay.quarantine").await.ok();
     let faults = wanted.into_iter().map(|(fault, count)| (fault, (stage.count(fault), count)));
+    let ledger_url = stage.ground.ledger_url();
     let course = Course {
         seed,
         seconds,
@@ -215,6 +222,7 @@ async fn on(ground: Ground, folder: &Path, seed: u64, arguments: &Arguments) -> 
         patience: PATIENCE.as_millis() as i64,
         longest: LONGEST.as_millis() as i64,
         redelivery: KINDS.iter().filter(|kind| kind.redelivery).map(|kind| kind.name.to_owned()).collect(),
+        rhythms: KINDS.iter().filter_map(|kind| Some((kind.name.to_owned(), kind.rhythm?))).collect(),
     };
     let ruling = judge::judge(&log::read(&log_path)?, &chains, &attempts, &rules);
     Ok(report::report(&course, &ruling, &unexplained))

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -38,7 +39,11 @@ pub struct Link {
     /// Where clients connect.
     pub port: u16,
     mode: watch::Sender<Mode>,
+    servers: Servers,
 }
+
+/// Where a link leads.
+type Servers = Arc<Mutex<Vec<SocketAddr>>>;
 
 impl Link {
     /// Opens a link to whichever of `servers` takes connections, in turn.
@@ -60,13 +65,19 @@ impl Link {
         let listener = TcpListener::bind((address, 0)).await?;
         let port = listener.local_addr()?.port();
         let (mode, watched) = watch::channel(Mode::Open);
-        let (servers, turn) = (Arc::new(servers), Arc::new(AtomicUsize::new(0)));
+        let (servers, turn) = (Arc::new(Mutex::new(servers)), Arc::new(AtomicUsize::new(0)));
+        let leads_to = servers.clone();
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(carry(client, servers.clone(), turn.clone(), watched.clone(), witness.clone()));
+                tokio::spawn(carry(client, leads_to.clone(), turn.clone(), watched.clone(), witness.clone()));
             }
         });
-        Ok(Self { port, mode })
+        Ok(Self { port, mode, servers })
+    }
+
+    /// Leads new connections to these servers from now on.
+    pub fn lead_to(&self, servers: Vec<SocketAddr>) {
+        *self.servers.lock() = servers;
     }
 
     /// Makes it so from now on.
@@ -78,7 +89,7 @@ impl Link {
 /// The life of a connection.
 async fn carry(
     client: TcpStream,
-    servers: Arc<Vec<SocketAddr>>,
+    servers: Servers,
     turn: Arc<AtomicUsize>,
     mut mode: watch::Receiver<Mode>,
     witness: Option<Witness>,
@@ -91,6 +102,7 @@ async fn carry(
     if first == Mode::HalfOpen {
         return ignore(from_client, mode).await;
     }
+    let servers = servers.lock().clone();
     let Some(server) = reach(&servers, &turn).await else { return };
     let port = server.local_addr().map_or(0, |address| address.port());
     let (mut from_server, mut to_server) = server.into_split();

@@ -8,14 +8,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, UNIX_EPOCH};
 
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use parking_lot::Mutex;
 use roundelay::clock::Time;
+use serde::Deserialize;
+use serde_json::json;
 use tokio::time::sleep;
 
-use super::log::{Call, Entry, Writer};
+use super::log::{Call, Carry, Entry, Writer};
 
 /// Decides how long a call takes, and what it is answered.
 pub type Manner = fn(&Call) -> (Duration, StatusCode);
@@ -73,12 +76,12 @@ impl Seen {
     }
 }
 
-/// Starts it on a free port.
-pub fn start(log: Writer, seen: Seen, manner: Manner) -> std::io::Result<SocketAddr> {
+/// Starts it on a free port. Runs of the kinds in `carries` pass on which runs were before them.
+pub fn start(log: Writer, seen: Seen, manner: Manner, carries: &'static [&'static str]) -> std::io::Result<SocketAddr> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    let desk = Desk { log, seen, manner, next: Arc::default() };
+    let desk = Desk { log, seen, manner, carries, next: Arc::default() };
     std::thread::Builder::new().name("receiver".into()).spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async move {
@@ -100,6 +103,7 @@ struct Desk {
     log: Writer,
     seen: Seen,
     manner: Manner,
+    carries: &'static [&'static str],
     next: Arc<AtomicU64>,
 }
 
@@ -120,13 +124,16 @@ async fn receive(
     State(desk): State<Desk>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
-) -> StatusCode {
+    body: Bytes,
+) -> (StatusCode, String) {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let number = |name: &str| text(name).and_then(|text| text.parse::<i64>().ok());
+    let kind = text("roundelay-kind").unwrap_or("?").to_owned();
+    let carry = desk.carries.contains(&&*kind).then(|| serde_json::from_slice(&body).unwrap_or_default());
     let call = Call {
         call: desk.next.fetch_add(1, Ordering::Relaxed),
         worker: text("x-worker").unwrap_or("?").to_owned(),
-        kind: text("roundelay-kind").unwrap_or("?").to_owned(),
+        kind,
         key: text("roundelay-key").unwrap_or("?").to_owned(),
         id: text("roundelay-id").unwrap_or("?").to_owned(),
         attempt: number("roundelay-attempt").and_then(|n| u32::try_from(n).ok()).unwrap_or(0),
@@ -136,12 +143,21 @@ async fn receive(
         deadline: text("roundelay-deadline").and_then(moment),
         nominal: text("roundelay-nominal").and_then(moment),
         peer: peer.port(),
+        carry: carry.and_then(|Passed { carry }| carry),
     };
+    let passes_on = desk.carries.contains(&&*call.kind).then(|| call.carry.clone().unwrap_or_default());
+    let answer = passes_on.zip(call.fence).map(|(carry, fence)| json!({ "carry": carry.with(fence) }).to_string());
     desk.seen.note(&call);
     let (length, status) = (desk.manner)(&call);
     let mut ending = Ending { log: &desk.log, call: call.call, answered: false };
     desk.log.write(Entry::Call(call));
     sleep(length).await; // The work.
     ending.answered = true;
-    status
+    (status, answer.filter(|_| status == StatusCode::OK).unwrap_or_default())
+}
+
+/// What a body has of the run before.
+#[derive(Default, Deserialize)]
+struct Passed {
+    carry: Option<Carry>,
 }

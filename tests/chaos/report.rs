@@ -66,9 +66,11 @@ pub fn report(course: &Course, ruling: &Ruling, unexplained: &Vec<String>) -> Va
         .collect();
     let happened: Map<String, Value> =
         course.faults.iter().map(|(fault, (happened, _))| (fault.name().to_owned(), json!(happened))).collect();
-    let Ruling { dead, forked, unrecorded, lost, calls, accepted, beside, latest, set_aside, .. } = ruling;
-    let sound = [dead, forked, unrecorded, lost, unexplained].iter().all(|findings| findings.is_empty());
-    let passed = sound && missing.is_empty() && slow.is_empty() && course.stuck_workers == 0 && calls.0 > 0;
+    let Ruling { dead, forked, unrecorded, lost, targets, carries, calls, accepted, beside, latest, set_aside, .. } =
+        ruling;
+    let all = [dead, forked, unrecorded, lost, targets, carries, unexplained];
+    let sound = all.iter().all(|findings| findings.is_empty()) && calls.0 > 0 && ruling.carried > 0;
+    let passed = sound && missing.is_empty() && slow.is_empty() && course.stuck_workers == 0;
     let shown = |findings: &Vec<String>| findings.iter().take(SHOWN).cloned().collect::<Vec<_>>();
     json!({
         "passed": passed,
@@ -81,6 +83,8 @@ pub fn report(course: &Course, ruling: &Ruling, unexplained: &Vec<String>) -> Va
         "dead": dead.len(),
         "forked": forked.len(),
         "unrecorded": unrecorded.len(),
+        "targets": targets.len(),
+        "carries": { "compared": ruling.carried, "wrong": carries.len() },
         "unexplained": unexplained.len(),
         "beside": beside,
         "set_aside": set_aside,
@@ -90,7 +94,7 @@ pub fn report(course: &Course, ruling: &Ruling, unexplained: &Vec<String>) -> Va
         "recovery": recovery,
         "findings": {
             "dead": shown(dead), "forked": shown(forked), "unrecorded": shown(unrecorded), "lost": shown(lost),
-            "unexplained": shown(unexplained),
+            "targets": shown(targets), "carries": shown(carries), "unexplained": shown(unexplained),
             "too_few": missing, "slow": slow, "not_measured": unmeasured,
         },
     })

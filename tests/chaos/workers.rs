@@ -25,7 +25,7 @@ pub async fn start(
     let (mut links, mut variables) = (Vec::new(), Vec::new());
     for _ in 0..count {
         let broker = Link::open(ground.nodes.iter().map(|node| node.amqp).collect()).await?;
-        let ledger = Link::open(vec![ground.database]).await?;
+        let ledger = Link::open(vec![ground.database()]).await?;
         variables.push(vec![
             ("ROUNDELAY__BROKER__URL".into(), format!("amqp://guest:guest@127.0.0.1:{}/%2f", broker.port)),
             ("ROUNDELAY__LEDGER__URL".into(), ground.database_url(ledger.port)),

@@ -144,13 +144,13 @@ async fn on(folder: &Path, arguments: &Arguments) -> anyhow::Result<Value> {
     let ground = Ground::start(folder, &arguments.rabbitmq).await?;
     let (log_path, seen) = (folder.join("receiver.log"), Seen::default());
     let log = Writer::open(&log_path)?;
-    let receiver = receiver::start(log.clone(), seen.clone(), chaos_load::manner)?;
+    let receiver = receiver::start(log.clone(), seen.clone(), chaos_load::manner, chaos_load::CARRIES)?;
     let config = load::write_config(folder)?;
 
     let nodes: Vec<_> = ground.nodes.iter().map(|node| node.amqp).collect();
     let link = Link::open(nodes.clone()).await?;
     let broker_url = format!("amqp://guest:guest@127.0.0.1:{}/%2f", link.port);
-    let ledger_url = ground.database_url(ground.database.port());
+    let ledger_url = ground.ledger_url();
     let rosters: Vec<(&str, usize)> = KINDS.iter().map(|kind| (kind.name, kind.chains)).collect();
     chaos_load::enroll(&rosters, &config, &broker_url, &ledger_url).await?;
 
@@ -160,7 +160,7 @@ async fn on(folder: &Path, arguments: &Arguments) -> anyhow::Result<Value> {
         let here = host.this_side();
         let [broker, ledger, calls] = [
             Link::open_at(here, nodes.clone()).await?,
-            Link::open_at(here, vec![ground.database]).await?,
+            Link::open_at(here, vec![ground.database()]).await?,
             Link::open_at(here, vec![receiver]).await?,
         ];
         let url = |kind: &load::Kind| {
@@ -219,6 +219,8 @@ async fn on(folder: &Path, arguments: &Arguments) -> anyhow::Result<Value> {
         patience: PATIENCE.as_millis() as i64,
         longest: (SLACK + PATIENCE).as_millis() as i64,
         redelivery: KINDS.iter().filter(|kind| kind.redelivery).map(|kind| kind.name.to_owned()).collect(),
+        // A throttle decides when most of these chains run.
+        rhythms: Default::default(),
     };
     let ruling = judge::judge(&lines, &chains, &attempts, &rules);
     let verdict = verdict::judge(&lines, KINDS, calm);
@@ -331,8 +333,8 @@ fn report(ruling: &Ruling, verdict: &Verdict, attempts: &[judge::Attempt], upgra
     let lost_runs =
         attempts.iter().filter(|row| during(&row.started) && row.verdict.as_deref() == Some("lost")).count();
     let doubled_then = verdict.again.values().filter(|times| times.iter().any(during)).count();
-    let Ruling { dead, forked, unrecorded, lost, calls, accepted, latest, beside, .. } = ruling;
-    let findings = [dead, forked, unrecorded, lost, &verdict.over];
+    let Ruling { dead, forked, unrecorded, lost, targets, carries, calls, accepted, latest, beside, .. } = ruling;
+    let findings = [dead, forked, unrecorded, lost, targets, carries, &verdict.over];
     let sound = findings.iter().all(|findings| findings.is_empty()) && lost_runs == 0 && doubled_then == 0;
     json!({
         "passed": sound && stuck == 0 && calls.0 > 0 && *accepted > 0,
@@ -345,7 +347,8 @@ fn report(ruling: &Ruling, verdict: &Verdict, attempts: &[judge::Attempt], upgra
         "upgrade": { "lost_runs": lost_runs, "one_off_called_again": doubled_then },
         "lease_s": LEASE.as_secs(), "stuck_workers": stuck,
         "findings": {
-            "dead": dead, "forked": forked, "unrecorded": unrecorded, "lost": lost, "throttles": verdict.over,
+            "dead": dead, "forked": forked, "unrecorded": unrecorded, "lost": lost, "targets": targets,
+            "carries": carries, "throttles": verdict.over,
         },
     })
 }

@@ -433,6 +433,7 @@ pub async fn run(asked: &Asked<'_>) -> anyhow::Result<Value> {
         patience: PATIENCE.as_millis() as i64,
         longest: begun - cut + PATIENCE.as_millis() as i64,
         redelivery: Default::default(),
+        rhythms: Default::default(),
     };
     let ruling = judge::judge(&lines, &chains, &attempts, &rules);
     let missing = |kind: &str, keys: &BTreeMap<String, i64>| -> Vec<String> {

@@ -25,8 +25,8 @@ use tokio::time::timeout;
 
 use crate::harness::SOON;
 use faults::{Fault, TABLE, plan, wanted};
-use judge::{Attempt, Chain, Rules, Ruling};
-use log::{Call, Did, Entry, Line};
+use judge::{Attempt, Chain, Rhythm, Rules, Ruling};
+use log::{Call, Carry, Did, Entry, Line};
 use proxy::{Link, Mode};
 
 // ---- The judge ----
@@ -76,8 +76,29 @@ impl Story {
             deadline: None,
             nominal: None,
             peer: 0,
+            carry: None,
         };
         self.at(at, Entry::Call(call))
+    }
+
+    fn last_call(&mut self) -> &mut Call {
+        let call = self.log.iter_mut().rev().find_map(|line| match &mut line.entry {
+            Entry::Call(call) => Some(call),
+            _ => None,
+        });
+        call.expect("there was a call")
+    }
+
+    /// The nominal time of the last call.
+    fn meant_for(&mut self, nominal: i64) -> &mut Self {
+        self.last_call().nominal = Some(Time::from_millis(nominal));
+        self
+    }
+
+    /// What the last call has read: the fences of all runs before.
+    fn read(&mut self, last: &[i64]) -> &mut Self {
+        self.last_call().carry = Some(Carry { count: last.len() as u64, last: last.to_vec() });
+        self
     }
 
     fn worker(&mut self, at: i64, worker: &str, did: Did) -> &mut Self {
@@ -97,7 +118,8 @@ impl Story {
         self.log.sort_by_key(|line| line.at);
         let (key, state) = ("k".to_owned(), ChainState::Active);
         let chain = |epoch: i64, kind: &str| Chain { epoch, kind: kind.into(), key: key.clone(), state, due };
-        let rules = Rules { slack: 3_000, patience: 60_000, longest: 180_000, redelivery: ["fast".to_owned()].into() };
+        let rhythms = [("slow".to_owned(), Rhythm { every: 5_000, jitter: 0 })].into();
+        let rules = Rules { redelivery: ["fast".to_owned()].into(), rhythms, ..rules() };
         judge::judge(&self.log, &[chain(1, "slow"), chain(2, "fast")], &self.attempts, &rules)
     }
 }
@@ -114,6 +136,7 @@ fn a_run_in_order_has_no_findings() {
         .call(1, 2, 12, "w2-1", 6_200, 6_400)
         .judged(11_000, 12_000);
     assert_eq!(findings(&ruling), [0; 4], "{ruling:?}");
+    assert!(ruling.targets.is_empty() && ruling.carries.is_empty(), "{ruling:?}");
     assert_eq!(ruling.calls, (3, 0));
 }
 
@@ -192,11 +215,84 @@ fn fences_are_used_once_and_rise() {
 }
 
 #[test]
-fn a_tick_that_finished_twice_is_a_fork() {
-    let mut story = Story::default();
-    story.claim(1, 1, 10, 0, 0, "done").claim(1, 1, 11, 0, 0, "done").claim(1, 2, 12, 0, 0, "retried");
-    let ruling = story.claim(1, 2, 13, 0, 0, "failed").judged(5_000, 6_000);
-    assert_eq!(findings(&ruling), [0, 1, 0, 0], "{ruling:?}");
+fn a_tick_ends_once_and_is_done_by_a_run_that_was_answered() {
+    let table: [(&str, &[(i64, i64, &str)], &[i64]); 7] = [
+        ("in order", &[(1, 10, "done"), (2, 11, "retried"), (2, 12, "failed"), (3, 13, "done")], &[10, 12, 13]),
+        ("done twice", &[(1, 10, "done"), (1, 11, "done")], &[10, 11]),
+        ("failed, and done", &[(1, 10, "failed"), (1, 11, "done")], &[11]),
+        ("retired, and done", &[(1, 10, "done"), (1, 11, "retired")], &[10]),
+        ("done twice without a call, which are three findings", &[(1, 10, "done"), (1, 11, "done")], &[]),
+        ("another was answered", &[(1, 10, "lost"), (1, 11, "done")], &[10]),
+        ("answered after the log's end", &[(1, 20, "done")], &[20]),
+    ];
+    for ((label, rows, answered), expected) in table.into_iter().zip([0, 1, 1, 1, 3, 1, 0]) {
+        let mut story = Story::default();
+        for (tick, fence, verdict) in rows {
+            story.claim(1, *tick, *fence, 0, 0, verdict);
+            let (worker, at) = ("w1-1", 1_000 + 10 * fence);
+            match answered.contains(fence) {
+                true if *fence == 20 => story.unclaimed(1, *tick, *fence, worker, 5_500, 6_100),
+                true => story.unclaimed(1, *tick, *fence, worker, at, at + 1),
+                false => &mut story,
+            };
+        }
+        let ruling = story.judged(5_000, 6_000);
+        assert_eq!((ruling.targets.len(), ruling.forked.len()), (expected, 0), "{label}: {ruling:?}");
+    }
+}
+
+#[test]
+fn every_window_of_a_chain_has_its_run_and_none_has_two() {
+    let broken = Some(("ledger killed", 1_100, 3_000));
+    let frozen = Some(("frozen", 1_150, 3_000));
+    // The first tick is meant for 1,000 and runs until 1,200; its interval is 5,000. Then the tick that comes next, what
+    // it is meant for, when it is called, what is broken, and the findings.
+    let table = [
+        ("in order", 2, 6_200, 6_210, None, 0),
+        ("it waits for a worker", 2, 6_200, 60_000, None, 0),
+        ("the answer took its time", 2, 8_200, 8_200, None, 0),
+        ("two in a window", 2, 5_900, 6_300, None, 1),
+        ("called before its window", 2, 6_200, 6_100, None, 1),
+        ("the window is late", 2, 8_201, 8_210, None, 1),
+        ("the ledger was away", 2, 6_200, 60_000, broken, 0),
+        ("it counts from when the ledger came back", 2, 8_201, 8_210, broken, 1),
+        ("the worker was frozen before it had the answer", 2, 8_201, 8_210, frozen, 0),
+        ("a tick is left out", 3, 6_200, 6_210, None, 1),
+    ];
+    for (label, tick, nominal, at, wrong, expected) in table {
+        let mut story = Story::default();
+        story.call(1, 1, 10, "w1-1", 1_000, 1_200).meant_for(1_000);
+        story.call(1, tick, 11, "w2-1", at, at + 100).meant_for(nominal);
+        match wrong {
+            Some(("frozen", from, to)) => story.worker(from, "w1-1", Did::Frozen).worker(to, "w1-1", Did::Thawed),
+            Some((fault, from, to)) => story.fault(fault, "", from, to),
+            None => &mut story,
+        };
+        let ruling = story.judged(90_000, 91_000);
+        assert_eq!(ruling.targets.len(), expected, "{label}: {:?}", ruling.targets);
+    }
+}
+
+#[test]
+fn a_run_reads_what_the_run_before_it_has_written() {
+    let table: [(&str, &str, &[i64], usize); 7] = [
+        ("in order", "done", &[10, 11], 0),
+        ("an update is lost", "done", &[10], 1),
+        ("all of them are lost", "done", &[], 1),
+        ("an update is doubled", "done", &[10, 11, 11], 1),
+        ("they are in another order", "done", &[11, 10], 1),
+        ("the end of the run before was not taken", "lost", &[10], 0),
+        ("it was not taken, and what it passed on was", "fenced", &[10, 11], 1),
+    ];
+    for (label, verdict, read, expected) in table {
+        let mut story = Story::default();
+        story.call(1, 1, 10, "w1-1", 1_000, 1_100);
+        story.claim(1, 2, 11, 6_000, 6_100, verdict).unclaimed(1, 2, 11, "w1-1", 6_100, 6_200).read(&[10]);
+        let ruling = story.call(1, 3, 12, "w1-1", 11_200, 11_300).read(read).judged(20_000, 20_001);
+        assert_eq!((ruling.carries.len(), ruling.carried), (expected, 3), "{label}: {:?}", ruling.carries);
+    }
+    let long = (1..=30).fold(Carry::default(), |carry, fence| carry.with(fence));
+    assert_eq!((long.count, long.last), (30, (11..=30).collect()), "what is passed on stays small");
 }
 
 #[test]
@@ -219,6 +315,7 @@ fn a_call_without_an_attempt_and_a_job_without_a_call_are_found() {
         deadline: None,
         nominal: None,
         peer: 0,
+        carry: None,
     };
     let ruling = story.at(1_500, Entry::Call(seen)).judged(5_000, 6_000);
     assert_eq!(findings(&ruling), [0, 0, 1, 1], "{ruling:?}");
@@ -283,7 +380,13 @@ fn a_chain_is_rightly_set_aside_after_three_claims_whose_workers_were_struck() {
 }
 
 fn rules() -> Rules {
-    Rules { slack: 3_000, patience: 60_000, longest: 180_000, redelivery: Default::default() }
+    Rules {
+        slack: 3_000,
+        patience: 60_000,
+        longest: 180_000,
+        redelivery: Default::default(),
+        rhythms: Default::default(),
+    }
 }
 
 #[test]
@@ -363,6 +466,7 @@ fn half_an_hour_has_what_a_release_needs() {
     };
     assert!(sum(&["worker killed"]) >= 300 && sum(&["worker frozen"]) >= 60);
     assert!(sum(&["node killed", "leader killed"]) >= 30 && sum(&["ledger killed"]) >= 10);
+    assert!(sum(&["ledger failover"]) >= 10);
     assert!(sum(&["cut off", "half-open"]) >= 20 && sum(&["purged", "deleted"]) >= 5);
 }
 
@@ -400,6 +504,19 @@ async fn a_hole_swallows_one_direction_and_gives_back_what_it_held() {
     assert_eq!(heard(&mut server, QUIET).await, None);
     link.set(Mode::Open);
     assert_eq!(heard(&mut server, SOON).await, Some(Some(b'a')));
+}
+
+#[tokio::test]
+async fn a_link_that_leads_elsewhere_takes_new_connections_there_and_keeps_the_old() {
+    let (link, mut client, mut server) = linked().await;
+    let elsewhere = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    link.lead_to(vec![elsewhere.local_addr().unwrap()]);
+    let mut newcomer = TcpStream::connect(("127.0.0.1", link.port)).await.unwrap();
+    let (mut other, _) = timeout(SOON, elsewhere.accept()).await.expect("the link connects").unwrap();
+    newcomer.write_all(b"n").await.unwrap();
+    client.write_all(b"c").await.unwrap();
+    assert_eq!(heard(&mut other, SOON).await, Some(Some(b'n')));
+    assert_eq!(heard(&mut server, SOON).await, Some(Some(b'c')));
 }
 
 #[tokio::test]

@@ -179,7 +179,7 @@ mod run {
             }
         }
         if ground.schema.is_some() {
-            for what in ["PostgreSQL's clock", "connections left", "autovacuum", "taking writes"] {
+            for what in ["PostgreSQL's clock", "connections left", "autovacuum", "open transactions", "taking writes"] {
                 assert!(report.has("good", what, "", ""), "no `{what}` in {:#}", report.report);
             }
         }

@@ -13,6 +13,7 @@ use roundelay::failure::FailedItem;
 use roundelay::guard::Guard;
 use roundelay::ids::{Epoch, Fence, TickNo};
 use roundelay::ledger::postgres::PostgresLedger;
+use roundelay::ledger::postgres::examine::look;
 use roundelay::ledger::{
     CatchUp, ChainFilter, ChainOrder, ChainOrders, ChainState, Claim, ClaimId, ClaimRequest, Enrolled, Failures,
     Finish, FinishRequest, Hint, History, Jobs, Kinds, Ledger, LedgerClock, LedgerError, ListFilter, LookAgain,
@@ -27,6 +28,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_postgres::IsolationLevel;
 use tokio_util::sync::CancellationToken;
 
 use crate::chaos_parts::proxy::{Link, Mode};
@@ -863,6 +865,18 @@ async fn frequent_queries_read_no_table_from_end_to_end() {
         assert!(rows < 100, "{label} has read {rows} rows from end to end");
         assert!(["opening", "an owner"].contains(&label) || by_index > before.1, "{label}: by no index");
     }
+}
+
+#[tokio::test]
+async fn a_transaction_that_stays_open_is_seen_with_its_age() {
+    let schema = Schema::new().await;
+    let mut client = schema.raw().await;
+    let keeps = client.build_transaction().isolation_level(IsolationLevel::RepeatableRead).start().await.unwrap();
+    keeps.execute("SELECT 1", &[]).await.unwrap();
+    sleep(Duration::from_secs(1)).await;
+    let seen = look(&Secret::new(&schema.url)).await.unwrap();
+    // Other tests have short transactions on the same server.
+    assert!(seen.oldest_transaction.is_some_and(|age| age >= 1), "{seen:?}");
 }
 
 /// The address leads to this machine, and is none of loopback's.

@@ -27,6 +27,7 @@ mod documentation;
 mod encryption;
 mod end_to_end;
 mod examples;
+mod failover;
 mod failures;
 mod flatness;
 mod fleet;

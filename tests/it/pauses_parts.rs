@@ -59,6 +59,7 @@ impl Story {
             deadline: None,
             nominal: None,
             peer: u16::try_from(call).unwrap(),
+            carry: None,
         };
         self.at(from, Entry::Call(seen));
         if let Some((at, answered)) = end {
@@ -218,7 +219,13 @@ fn a_caller_that_disconnects_over_a_dead_link_has_ended_its_call() {
     story.call(1, 1, "w2-1", 1_000, Some((20_000, false)), "lost").at(7_400, Entry::Left { peer: 1 }).done(1, 1, 8_000);
     let verdict = story.fault("worker cut off", "w2-1", 2_000, 12_000).judged(30_000);
     assert_eq!(verdict.taken, [Taken { fault: "worker cut off".into(), ended: Some(600) }]);
-    let rules = judge::Rules { slack: 3_000, patience: 60_000, longest: 180_000, redelivery: Default::default() };
+    let rules = judge::Rules {
+        slack: 3_000,
+        patience: 60_000,
+        longest: 180_000,
+        redelivery: Default::default(),
+        rhythms: Default::default(),
+    };
     let ruling = judge::judge(&story.log, &[], &story.attempts, &rules);
     assert_eq!(ruling.forked, Vec::<String>::new(), "it was not in the chain any more");
 }

@@ -201,7 +201,7 @@ async fn play(
     let stuck = workers.stop().await;
     let (chains, attempts) = match scenario.ledger {
         Ledger::Sqlite => load::rows(&folder.join("ledger.db"))?,
-        Ledger::Postgres => chaos_load::rows(&ground.database_url(ground.database.port())).await?,
+        Ledger::Postgres => chaos_load::rows(&ground.ledger_url()).await?,
     };
     let log = log::read(&folder.join("receiver.log"))?;
     let rules = Rules {
@@ -209,6 +209,8 @@ async fn play(
         patience: PATIENCE.as_millis() as i64,
         longest: (SLACK + PATIENCE).as_millis() as i64,
         redelivery: Default::default(),
+        // How long chains pause is what the verdict is about.
+        rhythms: Default::default(),
     };
     let (every, grid) = load::intervals();
     let terms = Terms {
@@ -240,14 +242,14 @@ async fn begin(scenario: &Scenario, folder: &Path, seed: u64, arguments: &Argume
     };
     let ground = Ground::start_with(folder, &arguments.rabbitmq, 1, of_server).await?;
     let (log, seen) = (Writer::open(&folder.join("receiver.log"))?, Seen::default());
-    let receiver = receiver::start(log.clone(), seen.clone(), load::manner)?;
+    let receiver = receiver::start(log.clone(), seen.clone(), load::manner, &[])?;
     let config = load::write_config(folder, receiver)?;
     let broker_url = |port: u16| format!("amqp://guest:guest@127.0.0.1:{port}/%2f");
     let ledger_url = |port: u16| match scenario.ledger {
         Ledger::Sqlite => format!("sqlite://{}", folder.join("ledger.db").display()),
         Ledger::Postgres => ground.database_url(port),
     };
-    let (broker, ledger) = (ground.nodes[0].amqp, ground.database);
+    let (broker, ledger) = (ground.nodes[0].amqp, ground.database());
     let chains = load::chains(arguments.chains, scenario.has_long_runs());
     chaos_load::enroll(&chains, &config, &broker_url(broker.port()), &ledger_url(ledger.port())).await?;
 

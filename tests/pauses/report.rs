@@ -100,6 +100,7 @@ fn findings(ruling: &Ruling, verdict: &Verdict) -> Map<String, Value> {
         ("dead", &ruling.dead),
         ("forked", &ruling.forked),
         ("unrecorded", &ruling.unrecorded),
+        ("targets", &ruling.targets),
         ("twice", &verdict.twice),
         ("left_out", &verdict.left_out),
         ("unended", &verdict.unended),

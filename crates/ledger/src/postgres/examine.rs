@@ -44,6 +44,9 @@ pub struct SeenServer {
     pub schema: Option<String>,
     /// The ledger in it, if there is one.
     pub ledger: Option<SeenLedger>,
+    /// For how many seconds the oldest transaction of the database has been open, as far as this role may see them:
+    /// vacuum removes no row that has died since then.
+    pub oldest_transaction: Option<i64>,
     /// Whether tables may be made in the schema.
     pub may_create: bool,
     /// Its clock.
@@ -108,7 +111,13 @@ const SERVER: &str = "
            CASE WHEN pg_has_role('pg_read_all_stats', 'USAGE')
                 THEN (SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')) END,
            EXISTS (SELECT FROM pg_stat_wal_receiver WHERE pid IS NOT NULL),
-           floor(extract(epoch FROM pg_last_xact_replay_timestamp()) * 1000)::int8";
+           floor(extract(epoch FROM pg_last_xact_replay_timestamp()) * 1000)::int8,
+           (SELECT floor(extract(epoch FROM clock_timestamp() - min(began)))::int8 FROM (
+               SELECT xact_start AS began FROM pg_stat_activity
+               WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+                   AND coalesce(backend_xmin, backend_xid) IS NOT NULL
+               UNION ALL
+               SELECT prepared FROM pg_prepared_xacts WHERE database = current_database()) open)";
 const CLOCK: &str = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::int8";
 /// The catalogue's tables are asked, so that a table that may not be read is reported, too.
 const SEEN: &str = "
@@ -161,6 +170,7 @@ async fn ask(client: &Client) -> Result<SeenServer, Error> {
         of_database: (row.try_get(12)?, row.try_get(13)?),
         schema: row.try_get(14)?,
         may_create: row.try_get(16)?,
+        oldest_transaction: row.try_get(21)?,
         ledger,
         clock,
     })

@@ -35,6 +35,7 @@ const LOCK: &str = "
 /// holder would seem gone that has begun and claimed meanwhile.
 const NUMBERS: &str = "
     SELECT floor(extract(epoch FROM clock_timestamp()) * 1000000)::int8, pg_current_xact_id()::text,
+           concat(pg_postmaster_start_time(), ' ', pg_last_wal_replay_lsn()),
            ARRAY(SELECT nextval('fences') FROM generate_series(1, $1::int8)),
            ARRAY(SELECT nextval('epochs') FROM generate_series(1, $2::int8)), (SELECT set_by FROM ledger_clock),
            (SELECT version FROM ledger_clock), ARRAY(SELECT session FROM sessions)";
@@ -105,14 +106,43 @@ pub(super) trait Decisions: Send {
     fn decide(&mut self, page: &mut Page);
 }
 
+/// A transaction whose commit is on its way.
+#[derive(Debug)]
+pub(super) struct Committing {
+    /// The transaction's number.
+    xid: String,
+    /// The run of the server that gave the number.
+    run: String,
+}
+
+/// What became of a transaction, with its number and the run of the server that gave it: nothing if that run is over.
+/// A server that goes on after a crash, or a standby that takes a lost server's place, gives the numbers again that it
+/// has not seen in the write-ahead log, so there another transaction may have the same number. Runs differ in when the
+/// server was started, or in where its recovery ended.
+///
+/// The message writes to the log, so that this statement, too, is answered only when a synchronous standby has it, and
+/// with it all that was committed before: a commit whose wait for the standby was broken off is else nowhere but here.
+const FATE: &str = "
+    SELECT CASE WHEN concat(pg_postmaster_start_time(), ' ', pg_last_wal_replay_lsn()) = $2
+                THEN pg_xact_status($1::text::xid8) END,
+           pg_logical_emit_message(true, 'roundelay', ''::text)";
+
+impl Committing {
+    /// What became of it, by a new connection: `committed`, `aborted` or `in progress`; nothing if the server cannot
+    /// know.
+    pub(super) async fn fate(&self, session: &Session) -> Result<Option<String>, Error> {
+        session.client.query_one(FATE, &[&self.xid, &self.run]).await?.try_get(0)
+    }
+}
+
 /// Locks, decides, writes and commits. Once the commit is on its way, `committing` holds the
-/// transaction's number.
+/// transaction.
 pub(super) async fn transact(
     session: &Session,
     verbs: &mut dyn Decisions,
     followed: &Followed,
     manner: Manner,
-    committing: &mut Option<String>,
+    committing: &mut Option<Committing>,
 ) -> Result<(), Failed> {
     let mut wanted = Wanted::default();
     verbs.wants(&mut wanted);
@@ -135,10 +165,10 @@ pub(super) async fn transact(
         told = ask().await;
     }
     let told = told?;
-    let xid: String = told.try_get(1)?;
+    let transaction = Committing { xid: told.try_get(1)?, run: told.try_get(2)? };
     let seen =
-        Seen { server: told.try_get(0)?, set: told.try_get(4)?, version: told.try_get(5)?, asked, answered: instant() };
-    let sessions: Vec<i64> = told.try_get(6)?;
+        Seen { server: told.try_get(0)?, set: told.try_get(5)?, version: told.try_get(6)?, asked, answered: instant() };
+    let sessions: Vec<i64> = told.try_get(7)?;
     page.judge_holders(&sessions);
     let left_over: Vec<i64> = page.left_over(&wanted.taken_over).into_iter().map(Fence::get).collect();
     if !left_over.is_empty() {
@@ -149,13 +179,13 @@ pub(super) async fn transact(
     }
     let reading = followed.read(seen);
     clock::correct(&session.client, &seen, reading).await?;
-    page.begin(reading.time(), told.try_get(2)?, told.try_get(3)?);
+    page.begin(reading.time(), told.try_get(3)?, told.try_get(4)?);
     verbs.decide(&mut page);
     if page.overdrawn() {
         let why = "a verb has taken more fences or epochs than it asked for, which is a bug; nothing was written";
         return Err(Failed::Statement(why.into()));
     }
-    write(session, &page, xid, committing).await
+    write(session, &page, transaction, committing).await
 }
 
 async fn lock(session: &Session, wanted: &Wanted) -> Result<Vec<Row>, Error> {
@@ -227,7 +257,12 @@ pub(super) fn small(number: i64) -> u32 {
 
 /// Sends everything that there is to write and the commit, without waiting in between. What fails
 /// makes all that follows fail, and the commit a rollback.
-async fn write(session: &Session, page: &Page, xid: String, committing: &mut Option<String>) -> Result<(), Failed> {
+async fn write(
+    session: &Session,
+    page: &Page,
+    transaction: Committing,
+    committing: &mut Option<Committing>,
+) -> Result<(), Failed> {
     let mut parts = Vec::new();
     for Part { sql, columns } in write::parts(page) {
         parts.push((session.statement(sql).await?, columns));
@@ -235,7 +270,7 @@ async fn write(session: &Session, page: &Page, xid: String, committing: &mut Opt
     let mut sent: Vec<BoxFuture<'_, Result<(), Error>>> =
         parts.iter().map(|(statement, columns)| execute(session, statement, columns).boxed()).collect();
     sent.push(session.client.batch_execute("COMMIT").boxed());
-    *committing = Some(xid);
+    *committing = Some(transaction);
     let (sent, waited) = join(join_all(sent), session.waits_for_a_standby()).await;
     // The first failure is the cause of the others.
     match (sent.into_iter().find_map(Result::err), waited) {

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::connect::{Address, Session, Use, words};
-use super::group::{self, Decisions, Failed, Manner, transact};
+use super::group::{self, Committing, Decisions, Failed, Manner, transact};
 use crate::chain::Sent;
 use crate::decide::{Decide, MarkSent, Page, Wanted};
 use crate::error::LedgerError;
@@ -41,9 +41,6 @@ const TRIES: u32 = 6;
 /// The pauses between attempts to connect: the first, doubled up to the last.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_millis(200);
-/// Writes something. Once this is confirmed, so is every commit before it: where the server waits for a standby, that has
-/// them all.
-const CONFIRM: &str = "UPDATE ledger_clock SET seen = seen";
 /// For how long the server is asked what became of a commit.
 const RESOLVE: Duration = Duration::from_secs(5);
 
@@ -337,19 +334,18 @@ impl Running {
         tracing::warn!(error = why, "lost a connection to the ledger; reconnecting");
         match committing {
             None => Err(NotDone::Again(format!("the connection was lost, and nothing was written: {why}"))),
-            Some(xid) => self.resolve(&xid, &why).await,
+            Some(transaction) => self.resolve(&transaction, &why).await,
         }
     }
 
     /// Asks what became of a transaction whose commit was on its way.
-    async fn resolve(&mut self, xid: &str, why: &str) -> Result<(), NotDone> {
+    async fn resolve(&mut self, transaction: &Committing, why: &str) -> Result<(), NotDone> {
         let deadline = Instant::now() + RESOLVE;
         let unknown = format!("the connection was lost, and whether it was written is not known: {why}");
         while Instant::now() < deadline {
             let session = self.session().await.map_err(|_| NotDone::Failed(unknown.clone()))?;
-            let ask = async { session.client.query_one("SELECT pg_xact_status($1::text::xid8)", &[&xid]).await };
-            let status = match timeout_at(deadline, ask).await {
-                Ok(Ok(row)) => row.try_get::<_, Option<String>>(0).ok().flatten(),
+            let status = match timeout_at(deadline, transaction.fate(session)).await {
+                Ok(Ok(status)) => status,
                 Ok(Err(error)) => {
                     tracing::debug!(error = words(&error), "failed to ask what became of a commit");
                     self.session = None;
@@ -358,11 +354,7 @@ impl Running {
                 Err(_) => None,
             };
             match status.as_deref() {
-                // A server that was restarted, or whose wait was cancelled, has committed what no standby may have.
-                Some("committed") => match timeout_at(deadline, session.client.batch_execute(CONFIRM)).await {
-                    Ok(Ok(())) => return Ok(()),
-                    _ => break,
-                },
+                Some("committed") => return Ok(()),
                 Some("aborted") => {
                     return Err(NotDone::Again(format!("the connection was lost, and nothing was written: {why}")));
                 }
@@ -371,6 +363,7 @@ impl Running {
                 _ => break,
             }
         }
+        // It may be waiting for an answer still.
         self.session = None;
         Err(NotDone::Failed(unknown))
     }

@@ -27,6 +27,9 @@ const LARGE_LOG: u64 = 256 << 20;
 const COPY_OLD: Duration = Duration::from_secs(10);
 /// How many connections a worker holds once it paces starts.
 const OF_A_WORKER: i64 = 5;
+/// A transaction that has been open for longer than this many seconds keeps too many dead rows. No statement of a ledger
+/// takes as long.
+const OLD_TRANSACTION_S: i64 = 600;
 
 /// Facts about the ledger.
 #[derive(Clone, Debug)]
@@ -395,6 +398,17 @@ fn judge_server(seen: Result<&SeenServer, Unasked>, synchronous: bool) -> Vec<Fi
             "`ALTER SYSTEM SET autovacuum = on; SELECT pg_reload_conf()`",
         ),
     });
+    all.push(match seen.oldest_transaction.filter(|age| *age > OLD_TRANSACTION_S) {
+        None => Finding::good(Area::Ledger, "open transactions", "none is old"),
+        Some(age) => Finding::warning(
+            Area::Ledger,
+            "open transactions",
+            format!("one has been open for {} minutes", age / 60),
+            "vacuum removes no row that has died since then, so the tables grow and all gets slower",
+            "`SELECT pid, xact_start, state, application_name, query FROM pg_stat_activity WHERE xact_start < now() - \
+             interval '10 min'`, then `SELECT pg_terminate_backend(PID)`; `SELECT * FROM pg_prepared_xacts`",
+        ),
+    });
     let Some(schema) = &seen.schema else {
         all.push(Finding::bad(
             Area::Ledger,
@@ -723,6 +737,7 @@ mod tests {
             schema: Some("public".into()),
             ledger: Some(ledger),
             may_create: true,
+            oldest_transaction: Some(600),
             clock: Reading { before: now, told: now, after: now },
         }
     }
@@ -733,7 +748,8 @@ mod tests {
         fn ledger(seen: &mut SeenServer) -> &mut SeenLedger {
             seen.ledger.as_mut().unwrap()
         }
-        let table: [(Change, &str, Grade, &str); 18] = [
+        let table: [(Change, &str, Grade, &str); 19] = [
+            (|s| s.oldest_transaction = Some(601), "open transactions", Grade::Warning, "pg_terminate_backend"),
             (|s| s.version = 90_624, "PostgreSQL", Grade::Bad, "13 or later"),
             (|s| s.waits_for = "b".into(), "commits wait for a standby", Grade::Bad, "bring the standby back"),
             (
