@@ -270,7 +270,7 @@ pub async fn run(asked: &Asked<'_>) -> anyhow::Result<Value> {
     let (first, second, link) = start(asked).await?;
     let (log_path, seen) = (asked.folder.join("receiver.log"), Seen::default());
     let log = Writer::open(&log_path)?;
-    let receiver = receiver::start(log.clone(), seen.clone(), manner)?;
+    let receiver = receiver::start(log.clone(), seen.clone(), manner, &[])?;
     let every = Duration::from_secs((asked.chains / PER_SECOND).max(20) as u64);
     let config = write_config(asked.folder, receiver, every)?;
     let stage = Stage { log: log.clone(), seen, began: Instant::now(), quiet: asked.quiet };
@@ -443,8 +443,8 @@ pub async fn run(asked: &Asked<'_>) -> anyhow::Result<Value> {
     let lost = [missing(MANUAL, &accepted.manual), missing(JOINS, &accepted.joins)].concat();
     let by_first = calls_of(&lines, &gone, begun);
     let stray = accepted.once.keys().filter(|id| !stage.seen.has_run(id)).count();
-    let Ruling { dead, forked, unrecorded, calls, latest, .. } = &ruling;
-    let sound = [dead, forked, unrecorded, &lost].iter().all(|findings| findings.is_empty());
+    let Ruling { dead, forked, unrecorded, targets, calls, latest, .. } = &ruling;
+    let sound = [dead, forked, unrecorded, targets, &lost].iter().all(|findings| findings.is_empty());
     let in_time = first_tick <= PATIENCE && all_overdue <= PATIENCE;
     Ok(json!({
         "passed": sound && in_time && by_first.0 == 0 && stray == 0 && stuck == 0 && !overdue.is_empty(),
@@ -465,7 +465,7 @@ pub async fn run(asked: &Asked<'_>) -> anyhow::Result<Value> {
             "confirmed": accepted.once.len(), "on_the_lost_broker_alone": kept.len(), "never_called": stray,
         },
         "stuck_workers": stuck,
-        "findings": { "dead": dead, "forked": forked, "unrecorded": unrecorded, "lost": lost },
+        "findings": { "dead": dead, "forked": forked, "unrecorded": unrecorded, "targets": targets, "lost": lost },
     }))
 }
 
