@@ -32,7 +32,6 @@ struct Counts {
     by_worker: HashMap<String, u64>,
     by_chain: HashMap<i64, u64>,
     once: HashMap<String, u64>,
-    by_name: HashMap<(String, String), u64>,
 }
 
 impl Seen {
@@ -56,14 +55,8 @@ impl Seen {
         self.counts().once.contains_key(id)
     }
 
-    /// Whether something of this kind and key has been called.
-    pub fn has_run_key(&self, kind: &str, key: &str) -> bool {
-        self.counts().by_name.contains_key(&(kind.to_owned(), key.to_owned()))
-    }
-
     fn note(&self, call: &Call) {
         let mut counts = self.counts();
-        *counts.by_name.entry((call.kind.clone(), call.key.clone())).or_default() += 1;
         *counts.by_worker.entry(call.worker.clone()).or_default() += 1;
         match call.epoch {
             Some(epoch) => *counts.by_chain.entry(epoch).or_default() += 1,
