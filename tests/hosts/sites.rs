@@ -99,10 +99,11 @@ async fn start(asked: &Asked<'_>) -> anyhow::Result<(Site, Site, Link)> {
     let folders = ["first", "second"].map(|name| asked.folder.join(name));
     let arguments = ["--version", asked.rabbitmq];
     let rabbits = folders.clone().map(|folder| folder.join("rabbitmq"));
+    let postgres = folders.clone().map(|folder| folder.join("postgres"));
     let (first, second, primary) = tokio::join!(
         script("rabbitmq", "start", &rabbits[0], &arguments),
         script("rabbitmq", "start", &rabbits[1], &arguments),
-        script("postgres", "start", &asked.folder.join("first/postgres"), &[]),
+        script("postgres", "start", &postgres[0], &[]),
     );
     let site = |folder: &PathBuf, rabbit: &str, postgres: &str| -> anyhow::Result<Site> {
         let database = url::Url::parse(value(postgres, "DATABASE_URL")?)?;
@@ -112,8 +113,9 @@ async fn start(asked: &Asked<'_>) -> anyhow::Result<(Site, Site, Link)> {
     };
     let first = site(&folders[0], &first?, &primary?)?;
     let of = first.postgres().to_string_lossy().into_owned();
-    let standby = script("postgres", "start", &folders[1].join("postgres"), &["--standby-of", &of, "--synchronous"]);
-    let second = site(&folders[1], &second?, &standby.await?)?;
+    let follows = ["--standby-of", &*of, "--synchronous"];
+    let standby = script("postgres", "start", &postgres[1], &follows).await?;
+    let second = site(&folders[1], &second?, &standby)?;
     // The standby follows over a way that can be cut.
     let link = Link::open(vec![first.database]).await?;
     let client = second.client().await?;
@@ -155,6 +157,7 @@ fn write_config(folder: &Path, receiver: SocketAddr, every: Duration) -> anyhow:
         let schedule = match name {
             "slow" => format!("every = \"{}s\"\n", every.as_secs()),
             "quick" => "every = \"2s\"\n".to_owned(),
+            MANUAL => "every = \"1h\"\n".to_owned(),
             JOINS => "every = \"10s\"\n".to_owned(),
             _ => String::new(),
         };
@@ -311,12 +314,13 @@ pub async fn run(asked: &Asked<'_>) -> anyhow::Result<Value> {
     let jobs = tokio::spawn(publish(publisher, accepted.clone(), stop.clone()));
     stage.until(PATIENCE, "the quick chains are called", |seen| seen.by_chain().len() >= QUICK).await?;
     sleep(asked.calm).await;
+    let (runs, joined, jobs_so_far) = {
+        let accepted = accepted.lock();
+        (accepted.manual.len(), accepted.joins.len(), accepted.once.len())
+    };
     stage.say(&format!(
-        "load: {} calls of chains so far; accepted: {} manual runs, {} chains, {} one-off jobs",
-        stage.seen.by_chain().values().sum::<u64>(),
-        accepted.lock().manual.len(),
-        accepted.lock().joins.len(),
-        accepted.lock().once.len()
+        "load: {} calls of chains; accepted: {runs} manual runs, {joined} chains, {jobs_so_far} one-off jobs",
+        stage.seen.by_chain().values().sum::<u64>()
     ));
 
     // What is under way when the network goes gets no error.

@@ -9,7 +9,7 @@ use roundelay::broker::Broker;
 use roundelay::broker::rabbit::RabbitBroker;
 use roundelay::clock::Entropy;
 use roundelay::ledger::postgres;
-use roundelay::ledger::{ClaimRequest, Enrolled, Ledger};
+use roundelay::ledger::{Claim, ClaimRequest, Enrolled};
 use roundelay::secret::Secret;
 use roundelay::topology::Names;
 use serde_json::json;
@@ -114,7 +114,8 @@ async fn what_only_this_server_has_committed_is_not_taken_for_written() {
     let session = ledger.begin_session("w".into(), LEASE).await.unwrap();
     let now = ledger.now();
     let chains = ledger.enroll(vec![chain("a", now), chain("b", now), chain("c", now)]).await.unwrap();
-    ledger.claim(claim(&chains[0], session)).await.expect("the standby has it");
+    let granted = ledger.claim(claim(&chains[0], session)).await.unwrap();
+    assert!(matches!(granted, Claim::Granted(_)), "{granted:?}");
     pair.call("kill", "standby", &[]).await;
     let operator = pair.client("primary").await;
     for (ends, enrolled) in [("pg_cancel_backend", &chains[1]), ("pg_terminate_backend", &chains[2])] {
