@@ -37,15 +37,15 @@ const WORKERS: usize = 2;
 /// How long after the command a chain that was due may take to be called.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// From the cut to the command: the time in which somebody decides.
-const DECIDES: Duration = Duration::from_secs(15);
+const DECIDES: Duration = Duration::from_secs(12);
 /// How long the first site is watched in each state in which it comes back.
-const WATCHED: Duration = Duration::from_secs(20);
+const WATCHED: Duration = Duration::from_secs(15);
 /// So many calls in a second are left to machines of two cores.
 const PER_SECOND: usize = 50;
 /// Chains that tick every two seconds, and those that tick once in a long time.
 const QUICK: usize = 60;
 /// A command that gets no answer is given up after this.
-const COMMAND: Duration = Duration::from_secs(20);
+const COMMAND: Duration = Duration::from_secs(12);
 /// What a manual run, and a chain that begins under load, are of.
 const MANUAL: &str = "manual";
 const JOINS: &str = "joins";
