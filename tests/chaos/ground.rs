@@ -249,7 +249,7 @@ fn within(surroundings: &[String]) -> Vec<&str> {
 }
 
 /// Runs one of the scripts in deploy/local to its end, and answers what it printed.
-async fn script(service: &str, verb: &str, folder: &Path, arguments: &[&str]) -> anyhow::Result<String> {
+pub async fn script(service: &str, verb: &str, folder: &Path, arguments: &[&str]) -> anyhow::Result<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/local").join(service);
     let output = Command::new(&path).arg(verb).arg(folder).args(arguments).stdin(Stdio::null()).output().await?;
     let complaint = String::from_utf8_lossy(&output.stderr);
@@ -258,7 +258,7 @@ async fn script(service: &str, verb: &str, folder: &Path, arguments: &[&str]) ->
 }
 
 /// A value from lines of KEY=value.
-fn value<'a>(lines: &'a str, key: &str) -> anyhow::Result<&'a str> {
+pub fn value<'a>(lines: &'a str, key: &str) -> anyhow::Result<&'a str> {
     let found = lines.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
     found.with_context(|| format!("no {key} in: {lines}"))
 }

@@ -4,6 +4,7 @@
 //!
 //! - [`network`]: the hosts, and their cables.
 //! - [`load`]: what the workers have to do.
+//! - [`sites`]: another scenario, two sites of which the first is lost (`tests/run --hosts --sites`).
 //! - [`verdict`]: throttles and doubled jobs; everything else is for the chaos test's [`judge`].
 //! - [`ground`], [`proxy`], [`receiver`], [`log`]: the chaos test's services, the way to them, whom workers call,
 //!   and what that writes.
@@ -26,6 +27,7 @@ mod network;
 mod proxy;
 #[path = "../chaos/receiver.rs"]
 mod receiver;
+mod sites;
 #[path = "../support/mod.rs"]
 #[allow(clippy::unwrap_used, dead_code, reason = "the integration tests use the rest")]
 mod support;
@@ -74,6 +76,12 @@ struct Arguments {
     /// The program that workers run before they are replaced: one of an older version. By default this one.
     #[arg(long, value_name = "PROGRAM")]
     from: Option<PathBuf>,
+    /// Play the loss of a site instead: two sites, the second with the standby of the first's PostgreSQL.
+    #[arg(long)]
+    sites: bool,
+    /// With --sites: how many chains sleep for long, beside a few that tick often.
+    #[arg(long, value_name = "N", default_value_t = 3_000)]
+    chains: usize,
     /// Print nothing but the report.
     #[arg(long)]
     json: bool,
@@ -98,12 +106,22 @@ async fn run(arguments: &Arguments) -> anyhow::Result<Value> {
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))?;
     let (mut term, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let result = tokio::select! {
-        result = on(folder, arguments) => result,
+        result = play(folder, arguments) => result,
         _ = term.recv() => Err(anyhow::anyhow!("ended by SIGTERM")),
         _ = interrupt.recv() => Err(anyhow::anyhow!("ended by SIGINT")),
     };
     Ground::end(folder).await;
+    sites::end(folder).await;
     result
+}
+
+async fn play(folder: &Path, arguments: &Arguments) -> anyhow::Result<Value> {
+    let Arguments { sites, chains, calm, rabbitmq, json, .. } = arguments;
+    if !sites {
+        return on(folder, arguments).await;
+    }
+    let asked = sites::Asked { folder, chains: *chains, calm: *calm, rabbitmq, quiet: *json };
+    sites::run(&asked).await
 }
 
 /// What a run has.
@@ -162,7 +180,7 @@ async fn on(folder: &Path, arguments: &Arguments) -> anyhow::Result<Value> {
         links.extend([broker, ledger, calls]);
     }
     let kinds = KINDS.iter().map(|kind| kind.name.to_owned()).collect();
-    let place = Place { inside, program: arguments.from.clone() };
+    let place = Place { inside, program: arguments.from.clone(), ..Place::default() };
     let plan = Plan { config, kinds, variables, apart: Duration::ZERO, place };
     let writer = log.clone();
     let told = Arc::new(move |worker: &str, did| writer.write(Entry::Worker { worker: worker.to_owned(), did }));

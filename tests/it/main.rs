@@ -61,6 +61,7 @@ mod rosters;
 mod screen;
 mod secrets;
 mod served;
+mod site;
 mod structure;
 #[path = "../support/mod.rs"]
 #[allow(dead_code, reason = "the chaos test and the throttles' test use the rest")]

@@ -98,6 +98,8 @@ pub struct Place {
     pub inside: Vec<Vec<String>>,
     /// Their program at first, where it is not the one that was built with the test.
     pub program: Option<PathBuf>,
+    /// How many workers have the numbers before theirs.
+    pub before: usize,
 }
 
 /// All of them.
@@ -114,8 +116,9 @@ impl Workers {
         let Plan { config, kinds, variables, apart, place } = plan;
         let stop = CancellationToken::new();
         let (mut seats, mut supervisors) = (Vec::new(), Vec::new());
-        for (number, mut variables) in (1..).zip(variables) {
-            if number > 1 {
+        for (nth, mut variables) in variables.into_iter().enumerate() {
+            let number = place.before + nth + 1;
+            if nth > 0 {
                 sleep(apart).await;
             }
             // Overwritten in each life.
@@ -128,7 +131,7 @@ impl Workers {
             let state = State { program: place.program.clone(), ..State::default() };
             let seat = Arc::new(Seat { number, state: Mutex::new(state) });
             seats.push(seat.clone());
-            let inside = place.inside.get(number - 1).cloned().unwrap_or_default();
+            let inside = place.inside.get(nth).cloned().unwrap_or_default();
             let (config, told, stop) = (config.clone(), told.clone(), stop.clone());
             let life = Life { seat, config, inside, variables, own, told, stop };
             supervisors.push(tokio::spawn(life.supervise()));
@@ -185,6 +188,17 @@ impl Workers {
             }
             anyhow::ensure!(Instant::now() < deadline, "w{}-{life} did not stop within 45 s of SIGTERM", seat.number);
             sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Kills all of them, for good.
+    pub async fn abandon(self) {
+        for seat in &self.seats {
+            self.kill(seat, |_| ());
+        }
+        self.stop.cancel();
+        for supervisor in self.supervisors {
+            let _ = supervisor.await;
         }
     }
 

@@ -28,6 +28,7 @@ mod import;
 mod list;
 mod manual;
 mod progress;
+mod promote;
 mod publish;
 mod schedule;
 mod screen;
@@ -98,6 +99,7 @@ enum Command {
     Resume(steer::Resume),
     Retire(steer::Retire),
     Recover(steer::Recover),
+    Promote(promote::Promote),
     Status(status::Status),
     List(list::List),
     Show(show::Show),
@@ -254,6 +256,7 @@ pub fn main() -> ExitCode {
             Command::Resume(resume) => resume.run().await,
             Command::Retire(retire) => retire.run().await,
             Command::Recover(recover) => recover.run().await,
+            Command::Promote(promote) => promote.run().await,
             Command::Status(status) => status.run().await,
             Command::List(list) => list.run().await,
             Command::Show(show) => show.run().await,

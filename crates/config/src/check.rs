@@ -147,8 +147,13 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     if matches!(broker, BrokerUrl::Embedded) && !declare {
         problems.add(&["broker", "declare"], "the embedded broker begins empty, so its worker has to declare; set broker.url to an amqp:// URL, or leave this out");
     }
-    let raw::Ledger { url, username, password, history, archive } = raw.ledger;
+    let raw::Ledger { url, username, password, history, archive, synchronous } = raw.ledger;
     let ledger = ledger_url(&mut problems, url.with_login(username.as_ref(), password.as_ref()), &broker);
+    if synchronous && !matches!(ledger, LedgerUrl::Postgres(_)) {
+        let reason = "a SQLite file has no standby; leave this out, or set ledger.url to a postgres:// URL";
+        problems.add(&["ledger", "synchronous"], reason);
+    }
+    let (history, archive) = (history.0, archive.map(|archive| archive.0));
     let web = |url: &str| url::Url::parse(url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()));
     if management.as_ref().is_some_and(|url| !web(url.expose())) {
         problems.add(
@@ -181,7 +186,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     }
     Ok(Config {
         broker: BrokerSettings { url: broker, prefix, management, declare, bulk_rate, tls },
-        ledger: LedgerSettings { url: ledger, history: history.0, archive: archive.map(|archive| archive.0) },
+        ledger: LedgerSettings { url: ledger, history, archive, synchronous },
         worker: WorkerSettings {
             grace: raw.worker.grace.0,
             lease: raw.worker.lease.0,

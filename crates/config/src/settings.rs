@@ -74,6 +74,8 @@ pub struct LedgerSettings {
     pub history: Duration,
     /// How old they may become in the archive; without it there is none, and they are deleted.
     pub archive: Option<Duration>,
+    /// A PostgreSQL server that waits for no standby is refused.
+    pub synchronous: bool,
 }
 
 /// `[worker]`

@@ -295,6 +295,7 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ),
         ("[ledger]\nurl = \"postgres://u:secret@h/d?pool=5\"\n", "r.toml:2: ledger.url: not a PostgreSQL URL"),
         ("[ledger]\nurl = \"postgres:///d?user=u&password=secret\"\n", "it names no host"),
+        ("[ledger]\nsynchronous = true\n", "r.toml:2: ledger.synchronous: a SQLite file has no standby"),
     ];
     for (text, part) in table {
         let message = refused(text, &[]);

@@ -39,6 +39,7 @@ use crate::patient::PatientLedger;
 use crate::publishing::Publishing;
 use crate::queue::QueueRun;
 use crate::queue::Queues;
+use crate::resend::Pages;
 use crate::suspects::Suspects;
 use crate::telemetry::Count;
 use crate::trace::Run;
@@ -63,7 +64,7 @@ pub(crate) struct Needs {
 
 /// Chains of a queue looked after at a time.
 const PER_LOOK: u32 = 1_000;
-/// Chains read at a time while all messages are re-created.
+/// Jobs of the outbox read at a time.
 const PER_PAGE: u32 = 1_000;
 /// After this many failed publishes the others of a look are not tried: the broker is away.
 const MAX_FAILURES: usize = 16;
@@ -72,7 +73,7 @@ const IN_FLIGHT: usize = 128;
 /// A broker that keeps nothing gets what other programs put in the ledger this often.
 const LISTEN: Duration = Duration::from_secs(1);
 /// Small backlogs are not stretched over the whole window: this much of it for each chain.
-const SHARE: Duration = Duration::from_millis(5);
+pub(crate) const SHARE: Duration = Duration::from_millis(5);
 /// What a worker had begun that is gone is sent again within this, however much it is:
 const ADOPTED_WITHIN: Duration = Duration::from_millis(500);
 /// what it may have had in hand besides, if that is late by this;
@@ -593,28 +594,14 @@ async fn send_all(needs: &Needs, sends: Vec<(Hint, Time)>) -> HashSet<Epoch> {
 /// Sends the messages of all chains, for a broker that begins empty: those due by now spread over
 /// the window, the others for their own time.
 async fn re_create(needs: &Needs) -> Result<(), String> {
-    let census = needs.ledger.census(Duration::ZERO).await.map_err(|error| error.to_string())?;
-    let overdue: i64 = census.queues.iter().map(|queue| queue.due + queue.running).sum();
-    let overdue = usize::try_from(overdue).unwrap_or(0);
-    let window = needs.catch_up.spread.min(SHARE.saturating_mul(u32::try_from(overdue).unwrap_or(u32::MAX)));
     let queues: Vec<String> = needs.queues.keys().cloned().collect();
-    let (start, mut after, mut nth, mut total) = (needs.ledger.now(), Epoch::NONE, 0, 0);
-    loop {
-        let page = needs.ledger.messages(queues.clone(), needs.catalog.names(), after, PER_PAGE).await;
-        let page = page.map_err(|error| error.to_string())?;
-        let Some(last) = page.last() else { break };
-        after = last.epoch;
-        total += page.len();
-        let sends = page.into_iter().map(|hint| {
-            let due = hint.due;
-            if due > start {
-                return (hint, due);
-            }
-            nth += 1;
-            (hint, start + spread(nth - 1, overdue, window))
-        });
-        send_all(needs, sends.collect()).await;
+    let share = (SHARE, needs.catch_up.spread);
+    let mut pages =
+        Pages::new(&*needs.ledger, queues, needs.catalog.names(), share).await.map_err(|e| e.to_string())?;
+    while let Some(sends) = pages.next().await.map_err(|error| error.to_string())? {
+        send_all(needs, sends).await;
     }
+    let Pages { total, overdue, window, .. } = pages;
     if total > 0 {
         tracing::info!(chains = total, overdue, over = ?window, "re-created the messages of all chains");
     }

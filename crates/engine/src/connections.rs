@@ -44,13 +44,21 @@ impl Connections {
 
     #[doc(hidden)]
     /// Connects a worker. Where nothing answers at the broker's address, one whose ledger knows chains begins without
-    /// the broker: there is work for it. Else the address is as likely to be wrong.
+    /// the broker: there is work for it. Else the address is as likely to be wrong. Where the ledger's server is a standby,
+    /// waits until it is promoted.
     ///
     /// # Errors
     /// [`StartError`], with what to do.
     pub async fn of_worker(config: &Config) -> Result<Self, StartError> {
         let entropy = Entropy::from_os();
-        let (ledger, clock) = open_ledger(config, &entropy).await?;
+        let (ledger, clock) = match &config.ledger.url {
+            LedgerUrl::Postgres(url) => {
+                let waits =
+                    |server: &str| tracing::warn!(server, "this worker waits: the ledger's server is a standby");
+                postgres::open_when_promoted(url, config.ledger.synchronous, &entropy, waits).await?
+            }
+            _ => open_ledger(config, &entropy).await?,
+        };
         let broker: Arc<dyn Broker> = match connect_broker(config).await {
             Err(StartError::Broker(away @ BrokerError::Away { .. })) if knows_chains(&*ledger, config).await? => {
                 rabbit::absent(&config.broker, &away.to_string())?
@@ -74,7 +82,7 @@ impl Connections {
 /// wait for the same time.
 pub async fn open_ledger(config: &Config, entropy: &Entropy) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
     match &config.ledger.url {
-        LedgerUrl::Postgres(url) => postgres::open(url, entropy).await,
+        LedgerUrl::Postgres(url) => postgres::open(url, config.ledger.synchronous, entropy).await,
         file => {
             let ledger = SqliteLedger::open(file, Clock::System, entropy)?;
             let clock = ledger.clock();

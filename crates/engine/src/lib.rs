@@ -20,8 +20,8 @@
 //! Beside the pipeline run `heartbeat` (the session and its leases), `presence` (what the worker does, and what
 //! operators have ordered), `catch_up` (messages that were lost), `hand_out` (due chains while the broker is away),
 //! `rearm` (messages between two hops), `follow_wall` (the wall clock was set), `reload` (the configuration has
-//! changed) and [`chores`] (the engine's own chains). Programs use [`enroll`], [`publish`], [`reschedule`] and
-//! [`replay`] without a running worker.
+//! changed) and [`chores`] (the engine's own chains). Programs use [`enroll`], [`publish`], [`reschedule`],
+//! [`resend`] and [`replay`] without a running worker.
 //!
 //! Where to go: waiting for a slot, [`throttle`]; payloads that are encrypted, [`sealing`]; metrics, [`telemetry`];
 //! spans, [`trace`]; lists of entities, [`roster`]; health, [`monitor`].
@@ -75,6 +75,7 @@ mod redelivered;
 mod reload;
 pub mod replay;
 pub mod reschedule;
+pub mod resend;
 pub mod roster;
 mod run;
 pub mod sealing;

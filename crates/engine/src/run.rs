@@ -35,7 +35,12 @@ impl Engine {
         }
         let connections = match self.connections.take() {
             Some(connections) => connections,
-            None => Connections::of_worker(&self.config).await?,
+            // It may wait for a long time.
+            None => tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return Ok(()),
+                connected = Connections::of_worker(&self.config) => connected?,
+            },
         };
         let stop = shutdown.child_token();
         let fresh = self.configurations.take().map(|fresh| (fresh, self.config.clone()));

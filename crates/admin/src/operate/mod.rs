@@ -10,6 +10,7 @@ pub mod failed;
 pub mod quarantine;
 pub mod queue;
 pub mod schedule;
+pub mod site;
 pub mod throttle;
 pub mod token;
 pub mod worker;

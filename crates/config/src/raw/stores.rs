@@ -90,12 +90,18 @@ pub struct Ledger {
     /// `history`. It has to be longer than that. Without it they are deleted.
     #[cfg_attr(test, schemars(extend("x-least" = "1s", "x-most" = "3660days")))]
     pub archive: Option<HumanDuration>,
+    /// Whether workers and commands refuse a PostgreSQL server that waits for no standby (`synchronous_standby_names`),
+    /// when they connect and at each commit. With it a site that was given up starts nothing any more, also where an
+    /// operator has its server stop waiting. For the site whose server has a synchronous standby at another:
+    /// docs/operations.md, "A site that is lost".
+    pub synchronous: bool,
 }
 
 impl Default for Ledger {
     fn default() -> Self {
         let url = "sqlite://roundelay.db".into();
-        Self { url, username: None, password: None, history: secs(7 * 86_400), archive: None }
+        let history = secs(7 * 86_400);
+        Self { url, username: None, password: None, history, archive: None, synchronous: false }
     }
 }
 

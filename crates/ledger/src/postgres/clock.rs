@@ -11,6 +11,7 @@ use tokio_postgres::{Client, Error, Row};
 
 use super::PostgresLedger;
 use super::connect::words;
+use super::standby::KeptTime;
 use crate::clock::LedgerClock;
 use crate::error::LedgerError;
 
@@ -28,6 +29,9 @@ const SEEN: &str = "UPDATE ledger_clock SET seen = greatest(seen, $1)";
 const LAST: &str = "SELECT seen FROM ledger_clock";
 /// How often the time is noted, in milliseconds.
 const SEEN_EVERY: i64 = 10_000;
+/// What workers of a primary have told of the time is seen at a standby this much later, at most, in microseconds: they
+/// tell it once a second, and as often it is looked at.
+const TOLD_LATE: i64 = 5_000_000;
 const SETS: &str = "SELECT since, ahead FROM clock_sets ORDER BY since";
 
 /// The reading that a row of [`READ`] is.
@@ -44,7 +48,7 @@ pub(super) async fn correct(client: &Client, seen: &Seen, reading: Reading) -> R
 /// What the ledger remembers of the server's clock, and a first reading of it.
 ///
 /// Without `writes` (a program that only looks), a server's clock that was set back while no worker ran is not noted.
-pub(super) async fn first(client: &Client, writes: bool) -> Result<(Seen, Calendar), Error> {
+pub(super) async fn first(client: &Client, writes: bool, kept: Option<KeptTime>) -> Result<(Seen, Calendar), Error> {
     let rows = client.query(SETS, &[]).await?;
     let stretches =
         rows.iter().map(|row| Ok(Stretch { since: Time::from_millis(row.try_get(0)?), ahead: row.try_get(1)? }));
@@ -53,16 +57,28 @@ pub(super) async fn first(client: &Client, writes: bool) -> Result<(Seen, Calend
     let row = client.query_one(READ, &[]).await?;
     let mut first = seen(&row, asked)?;
     let last: i64 = client.query_one(LAST, &[]).await?.try_get(0)?;
-    if first.server - first.set < last {
-        // The server's clock was set back while no worker ran: time goes on from where it was.
-        let set = first.server - last;
+    let shows = first.server - first.set;
+    let goes_on = goes_on(shows, last, kept.map(|kept| kept.at(asked)));
+    if goes_on != shows {
+        let (set, since) = (first.server - goes_on, goes_on.div_euclid(1_000));
         if writes {
-            client.execute(CORRECT, &[&set, &first.version, &last.div_euclid(1_000)]).await?;
+            client.execute(CORRECT, &[&set, &first.version, &since]).await?;
         }
         (first.set, first.version) = (set, first.version + 1);
-        calendar = calendar.set(Time::from_millis(last.div_euclid(1_000)), set.div_euclid(1_000));
+        calendar = calendar.set(Time::from_millis(since), set.div_euclid(1_000));
     }
     Ok((first, calendar))
+}
+
+/// From where the time goes on when the ledger is opened (pure), in microseconds: `shows` by the server's clock, `last`
+/// noted before, and `kept` by a program that has waited for the server and knows how much time has passed.
+///
+/// Time never goes back. If the server's clock was set back while no worker ran, or this is another server whose clock
+/// is behind, it goes on from what is known. That this clock is ahead only `kept` can show.
+fn goes_on(shows: i64, last: i64, kept: Option<i64>) -> i64 {
+    let least = kept.map_or(last, |kept| last.max(kept));
+    let beyond = kept.is_some_and(|kept| shows > kept + TOLD_LATE);
+    if shows < least || beyond { least } else { shows }
 }
 
 impl PostgresLedger {
@@ -106,5 +122,33 @@ impl LedgerClock for PostgresLedger {
 
     async fn read_clock(&self) -> Result<(), LedgerError> {
         self.read().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: i64 = 1_000_000;
+
+    #[test]
+    fn a_table_of_clocks_and_where_the_time_goes_on() {
+        // What the server's clock shows, what was noted before, what is known, and where the time goes on.
+        let table = [
+            (100 * S, 90 * S, None, 100 * S),
+            // The clock was set back, or is another server's.
+            (80 * S, 90 * S, None, 90 * S),
+            // Without a witness the rest passes for elapsed time.
+            (3_700 * S, 90 * S, None, 3_700 * S),
+            (3_700 * S, 90 * S, Some(101 * S), 101 * S),
+            (80 * S, 90 * S, Some(101 * S), 101 * S),
+            // Telling takes a moment.
+            (103 * S, 90 * S, Some(101 * S), 103 * S),
+            (101 * S + TOLD_LATE, 90 * S, Some(101 * S), 101 * S + TOLD_LATE),
+            (100 * S, 90 * S, Some(101 * S), 101 * S),
+        ];
+        for (n, (shows, last, kept, expected)) in table.into_iter().enumerate() {
+            assert_eq!(goes_on(shows, last, kept), expected, "row {n}");
+        }
     }
 }

@@ -2,17 +2,19 @@
 
 use std::collections::HashMap;
 use std::error::Error as _;
+use std::future::poll_fn;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use roundelay_model::secret::Secret;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{Client, Config, Error, Statement};
+use tokio_postgres::{AsyncMessage, Client, Config, Connection, Error, SimpleQueryMessage, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::schema;
@@ -57,6 +59,18 @@ const PUT_OUT_SOON: &str = "SET idle_in_transaction_session_timeout = '2s'";
 /// statements only.
 const PUT_OUT_AT_ONCE: &str = "SET idle_in_transaction_session_timeout = '500ms'";
 
+/// The standbys for which the server waits before it confirms a commit. An empty list is none.
+const STANDBYS: &str = "SHOW synchronous_standby_names";
+/// The server's function that waits for a standby, as its messages name it in every language. It warns when the wait was
+/// cancelled: then the transaction is committed on this server alone, and the answer would say no more than "committed".
+const WAIT_FOR_STANDBY: &str = "SyncRepWaitForLSN";
+/// Why a server is refused where `ledger.synchronous` is set.
+const ALONE: &str = "it waits for no standby (synchronous_standby_names is empty), and ledger.synchronous is set. If \
+                     another site was promoted in its place, leave it so: what it confirms, the other site does not know. \
+                     If it was promoted and has no standby yet, take ledger.synchronous out of this configuration until it \
+                     has one. Else name its standby: ALTER SYSTEM SET synchronous_standby_names = '…'; SELECT \
+                     pg_reload_conf()";
+
 /// What a connection is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
@@ -80,6 +94,8 @@ pub(super) struct Address {
     pub(super) shown: String,
     /// Connections only look: nothing can be written on them, and a standby will do.
     looks: bool,
+    /// A server that waits for no standby is refused.
+    pub(super) synchronous: bool,
 }
 
 /// What a URL says.
@@ -173,13 +189,19 @@ impl Address {
         let route = parse(url.expose())?;
         let tls = route.connector()?;
         let Route { config, unsaid, .. } = route;
-        Ok(Self { config, tls, unsaid, shown: url.to_string(), looks: false })
+        Ok(Self { config, tls, unsaid, shown: url.to_string(), looks: false, synchronous: false })
     }
 
     /// The same address, for connections that only look.
     pub(super) fn for_looking(mut self) -> Self {
         self.config.target_session_attrs(TargetSessionAttrs::Any);
         self.looks = true;
+        self
+    }
+
+    /// The same address, where a server that waits for no standby is refused if `synchronous`.
+    pub(super) fn synchronous(mut self, synchronous: bool) -> Self {
+        self.synchronous = synchronous;
         self
     }
 
@@ -198,8 +220,8 @@ impl Address {
             None => self.config.connect(self.tls.clone()).await?,
         };
         let task = tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(error = words(&error), "a connection to the ledger has ended");
+            if let Err(error) = carry(connection).await {
+                tracing::debug!(error, "a connection to the ledger has ended");
             }
         });
         Ok((client, task.abort_handle()))
@@ -211,7 +233,8 @@ impl Address {
         let work = async {
             let (client, task) = self.dial().await?;
             // Owned from here on, so that it is closed if anything below fails.
-            let session = Session { client, task, statements: Mutex::default(), silent: AtomicBool::new(false) };
+            let (statements, silent) = (Mutex::default(), AtomicBool::new(false));
+            let session = Session { client, task, statements, silent, synchronous: self.synchronous };
             match self.looks {
                 true => session.client.batch_execute(READ_ONLY).await?,
                 false => schema::raise(&session.client).await?,
@@ -230,10 +253,12 @@ impl Address {
                     session.client.batch_execute(&set).await?;
                 }
             }
-            Ok(session)
+            let waits = self.looks || session.waits_for_a_standby().await?;
+            Ok((session, waits))
         };
         match timeout(CONNECT_WITHIN, work).await {
-            Ok(Ok(session)) => Ok(session),
+            Ok(Ok((session, true))) => Ok(session),
+            Ok(Ok((_, false))) => Err(self.failed(ALONE)),
             Ok(Err(error)) => Err(self.failed(self.words(&error))),
             Err(_) => Err(self.failed(format!("no answer within {} s", CONNECT_WITHIN.as_secs()))),
         }
@@ -256,6 +281,31 @@ pub(super) struct Session {
     statements: Mutex<HashMap<&'static str, Statement>>,
     /// A caller has given up waiting for an answer: see [`Waiting`].
     silent: AtomicBool,
+    /// A server that waits for no standby is refused.
+    pub(super) synchronous: bool,
+}
+
+/// Carries what is asked and answered, until the connection ends.
+///
+/// # Errors
+/// Why it has ended. It ends where a wait for a standby was cancelled, before the answer to that commit is read: what
+/// became of the commit is then found out as after every lost connection.
+async fn carry<S, T>(mut connection: Connection<S, T>) -> Result<(), String>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    T: AsyncRead + AsyncWrite + Unpin,
+{
+    while let Some(message) = poll_fn(|context| connection.poll_message(context)).await {
+        match message {
+            Ok(AsyncMessage::Notice(notice)) if notice.routine() == Some(WAIT_FOR_STANDBY) => {
+                return Err(notice.message().to_owned());
+            }
+            Ok(AsyncMessage::Notice(notice)) => tracing::debug!("{}: {}", notice.severity(), notice.message()),
+            Ok(_) => {}
+            Err(error) => return Err(words(&error)),
+        }
+    }
+    Ok(())
 }
 
 /// How long a caller waits for an answer before its giving up says something of the connection.
@@ -303,6 +353,20 @@ impl Session {
         let statement = self.client.prepare(sql).await?;
         self.statements.lock().insert(sql, statement.clone());
         Ok(statement)
+    }
+
+    /// Whether the server waits for a standby before it confirms a commit, where that is demanded. After a commit it says
+    /// whether the server did: one that stops waiting reads its new setting before it answers the next question.
+    pub(super) async fn waits_for_a_standby(&self) -> Result<bool, Error> {
+        if !self.synchronous {
+            return Ok(true);
+        }
+        let answer = self.client.simple_query(STANDBYS).await?;
+        let names = answer.iter().find_map(|message| match message {
+            SimpleQueryMessage::Row(row) => row.get(0),
+            _ => None,
+        });
+        Ok(names.is_some_and(|names| !names.trim().is_empty()))
     }
 
     /// Refuses a server that is too old.

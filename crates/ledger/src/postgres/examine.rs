@@ -20,6 +20,14 @@ pub struct SeenServer {
     pub isolation: String,
     /// The setting `synchronous_commit`, as the database or the role has it.
     pub synchronous_commit: String,
+    /// The standbys for which it waits before it confirms a commit; empty if it waits for none.
+    pub waits_for: String,
+    /// How many of those are connected; nothing if the role may not see it.
+    pub synchronous_standbys: Option<i64>,
+    /// Whether a standby is connected to its primary.
+    pub following: bool,
+    /// The last commit that a standby has, by the primary's clock.
+    pub last_commit: Option<Time>,
     /// Whether it flushes to disk at all.
     pub fsync: bool,
     /// Whether it mends pages that a crash has torn.
@@ -99,6 +107,11 @@ const SERVER: &str = "
            (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND usesysid IS NOT NULL),
            current_schema()::text, to_regclass('meta') IS NOT NULL,
            coalesce(has_schema_privilege(current_schema(), 'CREATE'), false),
+           current_setting('synchronous_standby_names'),
+           CASE WHEN pg_has_role('pg_read_all_stats', 'USAGE')
+                THEN (SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum')) END,
+           EXISTS (SELECT FROM pg_stat_wal_receiver WHERE pid IS NOT NULL),
+           floor(extract(epoch FROM pg_last_xact_replay_timestamp()) * 1000)::int8,
            (SELECT floor(extract(epoch FROM clock_timestamp() - min(began)))::int8 FROM (
                SELECT xact_start AS began FROM pg_stat_activity
                WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
@@ -145,6 +158,10 @@ async fn ask(client: &Client) -> Result<SeenServer, Error> {
         read_only: row.try_get(2)?,
         isolation: row.try_get(3)?,
         synchronous_commit: row.try_get(4)?,
+        waits_for: row.try_get(17)?,
+        synchronous_standbys: row.try_get(18)?,
+        following: row.try_get(19)?,
+        last_commit: row.try_get::<_, Option<i64>>(20)?.map(Time::from_millis),
         fsync: row.try_get(5)?,
         full_page_writes: row.try_get(6)?,
         autovacuum: row.try_get(7)?,
@@ -153,7 +170,7 @@ async fn ask(client: &Client) -> Result<SeenServer, Error> {
         of_database: (row.try_get(12)?, row.try_get(13)?),
         schema: row.try_get(14)?,
         may_create: row.try_get(16)?,
-        oldest_transaction: row.try_get(17)?,
+        oldest_transaction: row.try_get(21)?,
         ledger,
         clock,
     })

@@ -2,7 +2,7 @@
 //! then decide here; then write what has come of it and commit. Each step is one statement for all
 //! verbs of the group, and the statements of a round trip follow each other without waiting.
 
-use futures_util::future::{BoxFuture, FutureExt, join_all, join3};
+use futures_util::future::{BoxFuture, FutureExt, join, join_all, join3};
 use roundelay_model::clock::{Followed, Seen, Time, instant};
 use roundelay_model::guard::Manual;
 use roundelay_model::ids::{Epoch, Fence, TickNo};
@@ -271,10 +271,12 @@ async fn write(
         parts.iter().map(|(statement, columns)| execute(session, statement, columns).boxed()).collect();
     sent.push(session.client.batch_execute("COMMIT").boxed());
     *committing = Some(transaction);
+    let (sent, waited) = join(join_all(sent), session.waits_for_a_standby()).await;
     // The first failure is the cause of the others.
-    match join_all(sent).await.into_iter().find_map(Result::err) {
-        None => Ok(()),
-        Some(error) => Err(error.into()),
+    match (sent.into_iter().find_map(Result::err), waited) {
+        (None, Ok(true)) => Ok(()),
+        (None, Ok(false)) => Err(Failed::Lost("the server has stopped waiting for its standby".into())),
+        (Some(error), _) | (None, Err(error)) => Err(error.into()),
     }
 }
 

@@ -363,6 +363,8 @@ impl Running {
                 _ => break,
             }
         }
+        // It may be waiting for an answer still.
+        self.session = None;
         Err(NotDone::Failed(unknown))
     }
 

@@ -20,8 +20,25 @@ pub fn check_url(_url: &str) -> Result<(), String> {
 ///
 /// # Errors
 /// [`LedgerError::Open`], with what to do.
-pub async fn open(url: &Secret, _entropy: &Entropy) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
+pub async fn open(
+    url: &Secret,
+    _synchronous: bool,
+    _entropy: &Entropy,
+) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
     Err(LedgerError::Open { path: url.to_string(), reason: LEFT_OUT.into() })
+}
+
+/// Refuses.
+///
+/// # Errors
+/// [`LedgerError::Open`], with what to do.
+pub async fn open_when_promoted(
+    url: &Secret,
+    synchronous: bool,
+    entropy: &Entropy,
+    _waits: impl FnOnce(&str),
+) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
+    open(url, synchronous, entropy).await
 }
 
 /// The rows of a query of which there is none.
@@ -53,7 +70,9 @@ mod tests {
     async fn opening_says_which_feature_is_missing_and_what_to_do() {
         let url = Secret::new("postgres://someone:hidden@host/base");
         assert_eq!(check_url(url.expose()), Ok(()), "a configuration can be read all the same");
-        let Err(error) = open(&url, &Entropy::seeded(1)).await else { panic!("opened without PostgreSQL") };
+        let Err(error) = open_when_promoted(&url, false, &Entropy::seeded(1), |_| ()).await else {
+            panic!("opened without PostgreSQL")
+        };
         let error = error.to_string();
         assert!(error.contains("feature `postgres`") && error.contains("sqlite://PATH"), "{error}");
         assert!(!error.contains("hidden"), "{error}");

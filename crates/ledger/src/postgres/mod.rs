@@ -5,7 +5,7 @@
 //! - `lane`: verbs that wait together are one transaction of two round trips (`group`), which
 //!   decides about them here (`verbs`, on a `page`) and writes what has come of it (`write`).
 //! - `reader`: single statements: queries (`reports`, `search`) and orders for many chains (`orders`).
-//! - `examine`: examining the server without changing anything.
+//! - `examine`: examining the server without changing anything. [`standby`]: a standby, and its promotion.
 //!
 //! Only the server's clock decides. What [`crate::LedgerClock::now`] tells follows it.
 
@@ -31,6 +31,7 @@ mod schema;
 mod search;
 mod sessions;
 mod slots;
+pub mod standby;
 mod stored_texts;
 mod tls;
 mod topology;
@@ -58,6 +59,7 @@ pub use foreign::Foreign;
 use lane::Lane;
 use reader::Reader;
 use slots::Desk;
+use standby::KeptTime;
 
 /// Lanes for the verbs of single chains. While one waits for its commit, the other works.
 const LANES: usize = 2;
@@ -73,12 +75,44 @@ pub fn check_url(url: &str) -> Result<(), String> {
     connect::parse(url).map(drop)
 }
 
-/// Opens, and if need be creates, the ledger at `url`; answers also with the clock by which it judges.
+/// Opens, and if need be creates, the ledger at `url`; answers also with the clock by which it judges. If `synchronous`,
+/// a server that waits for no standby is refused, now and later.
 ///
 /// # Errors
 /// [`LedgerError::Open`] with what to do.
-pub async fn open(url: &Secret, entropy: &Entropy) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
-    let ledger = PostgresLedger::open(url, entropy).await?;
+pub async fn open(url: &Secret, synchronous: bool, entropy: &Entropy) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
+    open_with(url, synchronous, entropy, None).await
+}
+
+/// The same. A server that is a standby is waited for until it is promoted; `waits` is called when the wait begins, with
+/// the server's address.
+///
+/// # Errors
+/// [`LedgerError::Open`] with what to do.
+pub async fn open_when_promoted(
+    url: &Secret,
+    synchronous: bool,
+    entropy: &Entropy,
+    waits: impl FnOnce(&str),
+) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
+    let error = match open(url, synchronous, entropy).await {
+        Err(error) => error,
+        opened => return opened,
+    };
+    match standby::wait(url, waits).await {
+        Some(kept) => open_with(url, synchronous, entropy, kept).await,
+        None => Err(error),
+    }
+}
+
+async fn open_with(
+    url: &Secret,
+    synchronous: bool,
+    entropy: &Entropy,
+    kept: Option<KeptTime>,
+) -> Result<(Arc<dyn Ledger>, Clock), LedgerError> {
+    let address = Address::new(url).map_err(|reason| LedgerError::Open { path: url.to_string(), reason })?;
+    let ledger = PostgresLedger::open_at(address.synchronous(synchronous), entropy, kept).await?;
     let clock = ledger.clock();
     Ok((Arc::new(ledger), clock))
 }
@@ -111,7 +145,11 @@ impl PostgresLedger {
     /// [`LedgerError::Open`] with what to do.
     pub async fn open(url: &Secret, entropy: &Entropy) -> Result<Self, LedgerError> {
         let address = Address::new(url).map_err(|reason| LedgerError::Open { path: url.to_string(), reason })?;
-        let (id, seen, calendar) = timeout(MIGRATIONS * 2, prepare(&address, entropy))
+        Self::open_at(address, entropy, None).await
+    }
+
+    async fn open_at(address: Address, entropy: &Entropy, kept: Option<KeptTime>) -> Result<Self, LedgerError> {
+        let (id, seen, calendar) = timeout(MIGRATIONS * 2, prepare(&address, entropy, kept))
             .await
             .map_err(|_| address.failed("it does not answer"))??;
         let clock = Arc::new(Followed::new(seen, calendar));
@@ -150,7 +188,7 @@ impl PostgresLedger {
             return Err(address.failed(words));
         }
         let (seen, calendar) =
-            clock::first(&session.client, false).await.map_err(|error| address.failed(words(&error)))?;
+            clock::first(&session.client, false, None).await.map_err(|error| address.failed(words(&error)))?;
         let clock = Arc::new(Followed::new(seen, calendar));
         let counters = Arc::<Counters>::default();
         let reader = Reader::open(&address, counters.clone()).await?;
@@ -217,10 +255,15 @@ impl OwnSchema {
 }
 
 /// Brings the schema up to date; answers with the ledger's id, the server's time, and what is known of its clock.
-async fn prepare(address: &Address, entropy: &Entropy) -> Result<(String, Seen, Calendar), LedgerError> {
+async fn prepare(
+    address: &Address,
+    entropy: &Entropy,
+    kept: Option<KeptTime>,
+) -> Result<(String, Seen, Calendar), LedgerError> {
     let mut session = address.connect(Use::Long(MIGRATIONS)).await?;
     session.check_version().await.map_err(|reason| address.failed(reason))?;
     let id = schema::migrate(&mut session, entropy).await.map_err(|reason| address.failed(reason))?;
-    let (seen, calendar) = clock::first(&session.client, true).await.map_err(|error| address.failed(words(&error)))?;
+    let first = clock::first(&session.client, true, kept).await;
+    let (seen, calendar) = first.map_err(|error| address.failed(words(&error)))?;
     Ok((id, seen, calendar))
 }

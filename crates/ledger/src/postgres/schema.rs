@@ -6,7 +6,7 @@ use tokio_postgres::{Client, Error};
 use super::connect::{Session, words};
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 17] = [
+const MIGRATIONS: [&str; 18] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out of order. Text is
     // compared byte by byte, so that an index does not depend on the system's locales. Pages have room to spare, since
     // most updates (a claim changes no indexed column) can then stay on their page and leave the indexes alone; that is
@@ -126,6 +126,7 @@ const MIGRATIONS: [&str; 17] = [
     STEADY_TIME,
     SESSIONS,
     IN_HAND,
+    SYNCHRONOUS,
 ];
 
 /// Places that stay taken for a whole window are forgotten when that is over, with the history.
@@ -320,6 +321,9 @@ const IN_HAND: &str = r#"
         PRIMARY KEY (job, session)
     );
     CREATE INDEX in_hand_by_age ON in_hand (at);"#;
+
+/// Whether a session's worker refuses a server that waits for no standby, so that the standby knows of each of its claims.
+const SYNCHRONOUS: &str = "ALTER TABLE sessions ADD COLUMN synchronous bool NOT NULL DEFAULT false";
 
 /// The sequences of epochs and fences go on from at least now, in microseconds since 1970. So they
 /// never go back, not even when the database was replaced by an older copy of itself: the numbers

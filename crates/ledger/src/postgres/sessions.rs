@@ -14,8 +14,8 @@ use crate::error::LedgerError;
 use crate::sessions::{Beat, Session, Sessions};
 
 const BEGIN: &str = "
-    INSERT INTO sessions (session, worker, lease, mark, beat)
-    VALUES (nextval('fences'), $1, $2, $3, ledger_millis()) RETURNING session";
+    INSERT INTO sessions (session, worker, lease, mark, beat, synchronous)
+    VALUES (nextval('fences'), $1, $2, $3, ledger_millis(), $4) RETURNING session";
 /// All sessions that went on before this statement; whether the caller's is among them; and which of the dead this
 /// statement has ended.
 const BEAT: &str = "
@@ -39,7 +39,7 @@ impl Sessions for PostgresLedger {
         let (mark, text) = left.unzip();
         let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
         let text = text.unwrap_or_default();
-        let rows = self.pulse.query(BEGIN, &[&worker, &lease, &text]).await?;
+        let rows = self.pulse.query(BEGIN, &[&worker, &lease, &text, &self.address.synchronous]).await?;
         let row = rows.first().ok_or_else(|| LedgerError::Statement("it has begun no session".into()))?;
         let session = row.try_get(0).map_err(told)?;
         if let Some(mark) = mark {

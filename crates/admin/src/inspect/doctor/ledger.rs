@@ -15,6 +15,7 @@ use roundelay_ledger::sqlite::examine::{SeenFile, Unwritten};
 use super::machine::folder;
 use crate::inspect::doctor::facts::Facts;
 use crate::inspect::doctor::finding::{Area, Finding, Gathered, blocking, limited, size, some, word};
+use crate::inspect::format::rough;
 
 /// A file up to this size is always checked for damage.
 const SMALL: u64 = 64 << 20;
@@ -22,6 +23,8 @@ const SMALL: u64 = 64 << 20;
 const THOROUGH: Duration = Duration::from_secs(6 * 3_600);
 /// SQLite copies its log into the file at some 32 MiB; if the log is much larger, a reader prevents that.
 const LARGE_LOG: u64 = 256 << 20;
+/// A copy whose last commit is older is not followed closely: workers write once a second.
+const COPY_OLD: Duration = Duration::from_secs(10);
 /// How many connections a worker holds once it paces starts.
 const OF_A_WORKER: i64 = 5;
 /// A transaction that has been open for longer than this many seconds keeps too many dead rows. No statement of a ledger
@@ -139,8 +142,8 @@ fn stat(path: &Path) -> Stat {
     }
 }
 
-/// What is wrong with the ledger.
-pub(super) fn diagnose(facts: &Facts) -> Vec<Finding> {
+/// What is wrong with the ledger. `synchronous` is the setting.
+pub(super) fn diagnose(facts: &Facts, synchronous: bool) -> Vec<Finding> {
     match &facts.ledger {
         LedgerFacts::Memory => vec![Finding::warning(
             Area::Ledger,
@@ -150,7 +153,7 @@ pub(super) fn diagnose(facts: &Facts) -> Vec<Finding> {
             "set ledger.url = \"sqlite://roundelay.db\", or to a PostgreSQL",
         )],
         LedgerFacts::File(file) => judge_file(file),
-        LedgerFacts::Server(seen) => judge_server(seen.as_deref().map_err(Clone::clone)),
+        LedgerFacts::Server(seen) => judge_server(seen.as_deref().map_err(Clone::clone), synchronous),
     }
 }
 
@@ -349,7 +352,7 @@ fn writing(written: &Gathered<Result<(), Unwritten>>, path: &Path, user: u32) ->
     })
 }
 
-fn judge_server(seen: Result<&SeenServer, Unasked>) -> Vec<Finding> {
+fn judge_server(seen: Result<&SeenServer, Unasked>, synchronous: bool) -> Vec<Finding> {
     let seen = match seen {
         Ok(seen) => seen,
         Err(unasked) => return vec![unreached(&unasked)],
@@ -369,18 +372,20 @@ fn judge_server(seen: Result<&SeenServer, Unasked>) -> Vec<Finding> {
             "upgrade the server to 13 or later",
         ),
     });
-    if seen.in_recovery || seen.read_only {
-        let standby = "use the primary: name all servers in ledger.url (postgres://a,b/roundelay), and the one that takes \
-                       writes is chosen";
-        let setting = "`ALTER ROLE … RESET default_transaction_read_only`, or the same of the database";
-        let (words, fix) = match seen.in_recovery {
-            true => ("this server is a standby", standby),
-            false => ("default_transaction_read_only is on", setting),
-        };
+    if seen.in_recovery {
+        let fix = "if the other site is lost, `roundelay promote`; if this is not to be a second site, use the primary: \
+                   name all servers in ledger.url (postgres://a,b/roundelay), and the one that takes writes is chosen";
+        let follows = "workers that are started wait until it is promoted, and commands fail";
+        all.push(Finding::warning(Area::Ledger, "taking writes", "this server is a standby", follows, fix));
+        all.push(follows_primary(seen));
+    } else if seen.read_only {
+        let fix = "`ALTER ROLE … RESET default_transaction_read_only`, or the same of the database";
+        let words = "default_transaction_read_only is on";
         all.push(Finding::bad(Area::Ledger, "taking writes", words, "no worker starts", fix));
     } else {
         all.push(Finding::good(Area::Ledger, "taking writes", "it is a primary, and takes them"));
     }
+    all.push(waits(seen, synchronous));
     all.push(room(seen));
     all.extend(durability(seen));
     all.push(match seen.autovacuum {
@@ -415,7 +420,7 @@ fn judge_server(seen: Result<&SeenServer, Unasked>) -> Vec<Finding> {
         return all;
     };
     match &seen.ledger {
-        Some(ledger) => all.extend(judge_tables(ledger, schema)),
+        Some(ledger) => all.extend(judge_tables(ledger, schema, seen.in_recovery)),
         None if seen.may_create => all.push(Finding::warning(
             Area::Ledger,
             "ledger",
@@ -480,6 +485,71 @@ fn room(seen: &SeenServer) -> Finding {
     }
 }
 
+/// How far a standby is behind its primary.
+fn follows_primary(seen: &SeenServer) -> Finding {
+    let what = "following the primary";
+    let last = match seen.last_commit {
+        None => "it has replayed no commit since it was started".into(),
+        Some(at) if at > seen.clock.told => {
+            format!("its last commit is {} ahead of its clock", rough(at.since(seen.clock.told)))
+        }
+        Some(at) => format!("its last commit is {} old", rough(seen.clock.told.since(at))),
+    };
+    let off = seen.last_commit.is_none_or(|at| {
+        let age = if at > seen.clock.told { at.since(seen.clock.told) } else { seen.clock.told.since(at) };
+        age > COPY_OLD
+    });
+    match (seen.following, off) {
+        (true, false) => Finding::good(Area::Ledger, what, last),
+        (true, true) => Finding::warning(
+            Area::Ledger,
+            what,
+            last,
+            "no worker writes at the primary, or the copy is behind, or the clocks of the two servers differ",
+            "`SELECT * FROM pg_stat_replication` at the primary shows how far it is; set both clocks right",
+        ),
+        (false, _) => Finding::bad(
+            Area::Ledger,
+            what,
+            format!("it is not connected to its primary, and {last}"),
+            "a primary that waits for it confirms nothing, so that no chain runs; one that does not goes on without a copy",
+            "if the other site is lost, `roundelay promote`; else see the server's log, and primary_conninfo",
+        ),
+    }
+}
+
+/// Whether commits wait for a standby, and whether that is as it is wanted.
+fn waits(seen: &SeenServer, synchronous: bool) -> Finding {
+    let what = "commits wait for a standby";
+    let names = seen.waits_for.trim();
+    match (names.is_empty(), seen.synchronous_standbys) {
+        (true, _) if synchronous && !seen.in_recovery => Finding::bad(
+            Area::Ledger,
+            what,
+            "no, and ledger.synchronous is set",
+            "no worker starts, and those that run commit nothing",
+            "`ALTER SYSTEM SET synchronous_standby_names = '…'; SELECT pg_reload_conf()`; on a server that was promoted and \
+             has no standby yet, take ledger.synchronous out; on one that was given up, leave it as it is",
+        ),
+        (true, _) => Finding::good(Area::Ledger, what, "no (synchronous_standby_names is empty)"),
+        (false, _) if seen.in_recovery => {
+            Finding::good(Area::Ledger, what, format!("once it is promoted, for '{names}', if one follows it then"))
+        }
+        (false, Some(0)) => Finding::bad(
+            Area::Ledger,
+            what,
+            format!("for '{names}', and none of that name is connected"),
+            "nothing is committed, so that no chain runs",
+            "bring the standby back (its log, and `SELECT * FROM pg_stat_replication` here, say why it is away). If it was \
+             promoted in place of this server, leave this one as it is",
+        ),
+        (false, connected) => {
+            let seen = connected.map_or_else(String::new, |connected| format!(", {connected} connected"));
+            Finding::good(Area::Ledger, what, format!("for '{names}'{seen}"))
+        }
+    }
+}
+
 fn durability(seen: &SeenServer) -> Vec<Finding> {
     let mut all = Vec::new();
     let loses = "a crash of the server loses what it has confirmed, or all of it: chains run twice, or are gone";
@@ -503,7 +573,7 @@ fn durability(seen: &SeenServer) -> Vec<Finding> {
     all
 }
 
-fn judge_tables(ledger: &SeenLedger, schema: &str) -> Vec<Finding> {
+fn judge_tables(ledger: &SeenLedger, schema: &str, in_recovery: bool) -> Vec<Finding> {
     let SeenLedger { version, known, withheld, unwritten, bloated, bytes, .. } = ledger;
     let Some(version) = version else {
         return vec![Finding::bad(
@@ -532,6 +602,7 @@ fn judge_tables(ledger: &SeenLedger, schema: &str) -> Vec<Finding> {
     }
     all.push(match unwritten {
         None => Finding::good(Area::Ledger, "writing to the ledger", "works (rolled back again)"),
+        Some(_) if in_recovery => Finding::good(Area::Ledger, "writing to the ledger", "not before it is promoted"),
         Some(why) => Finding::bad(
             Area::Ledger,
             "writing to the ledger",
@@ -653,6 +724,10 @@ mod tests {
             read_only: false,
             isolation: "read committed".into(),
             synchronous_commit: "on".into(),
+            waits_for: String::new(),
+            synchronous_standbys: Some(0),
+            following: false,
+            last_commit: None,
             fsync: true,
             full_page_writes: true,
             autovacuum: true,
@@ -673,10 +748,16 @@ mod tests {
         fn ledger(seen: &mut SeenServer) -> &mut SeenLedger {
             seen.ledger.as_mut().unwrap()
         }
-        let table: [(Change, &str, Grade, &str); 18] = [
+        let table: [(Change, &str, Grade, &str); 19] = [
             (|s| s.oldest_transaction = Some(601), "open transactions", Grade::Warning, "pg_terminate_backend"),
             (|s| s.version = 90_624, "PostgreSQL", Grade::Bad, "13 or later"),
-            (|s| s.in_recovery = true, "taking writes", Grade::Bad, "use the primary"),
+            (|s| s.waits_for = "b".into(), "commits wait for a standby", Grade::Bad, "bring the standby back"),
+            (
+                |s| (s.in_recovery, s.following, s.last_commit) = (true, true, Some(s.clock.told)),
+                "taking writes",
+                Grade::Warning,
+                "use the primary",
+            ),
             (|s| s.read_only = true, "taking writes", Grade::Bad, "RESET default_transaction_read_only"),
             (|s| s.connections = (97, 95), "connections left", Grade::Bad, "max_connections"),
             (|s| s.of_role = (Some(20), 12), "connections left", Grade::Warning, "raise that limit"),
@@ -699,7 +780,7 @@ mod tests {
             ),
         ];
         let different = |seen: &SeenServer| -> Vec<Finding> {
-            let findings = judge_server(Ok(seen));
+            let findings = judge_server(Ok(seen), false);
             have_fixes(&findings);
             findings.into_iter().filter(|finding| finding.result != Grade::Good).collect()
         };
@@ -714,9 +795,45 @@ mod tests {
         }
         let mut lax = server();
         (lax.synchronous_commit, lax.isolation) = ("off".into(), "serializable".into());
-        let findings = judge_server(Ok(&lax));
+        let findings = judge_server(Ok(&lax), false);
         assert!(about(&findings, "synchronous_commit").seen.contains("workers switch it on"));
         assert!(about(&findings, "default_transaction_isolation").seen.contains("workers set read committed"));
+    }
+
+    #[test]
+    fn a_table_of_sites() {
+        let (now, old) = (Time::from_millis(100_000), Some(Time::from_millis(70_000)));
+        let site = |in_recovery, following, last_commit, waits_for: &str, connected| {
+            let clock = Reading { before: now, told: now, after: now };
+            let waits_for = waits_for.to_owned();
+            SeenServer {
+                in_recovery,
+                following,
+                last_commit,
+                waits_for,
+                synchronous_standbys: connected,
+                clock,
+                ..server()
+            }
+        };
+        let (follows, waits) = ("following the primary", "commits wait for a standby");
+        let table = [
+            (site(true, true, Some(now), "", Some(0)), false, follows, Grade::Good, "last commit"),
+            (site(true, true, old, "", Some(0)), false, follows, Grade::Warning, "30s old"),
+            (site(true, true, Some(Time::from_millis(160_000)), "", None), false, follows, Grade::Warning, "1m ahead"),
+            (site(true, false, Some(now), "", Some(0)), false, follows, Grade::Bad, "not connected"),
+            (site(true, true, Some(now), "", None), true, waits, Grade::Good, "no (synchronous"),
+            (site(true, true, Some(now), "c", Some(0)), false, waits, Grade::Good, "once it is promoted"),
+            (site(false, false, None, "", Some(0)), true, waits, Grade::Bad, "ledger.synchronous is set"),
+            (site(false, false, None, "b", Some(1)), true, waits, Grade::Good, "for 'b', 1 connected"),
+            (site(false, false, None, "b", None), true, waits, Grade::Good, "for 'b'"),
+        ];
+        for (n, (seen, synchronous, what, grade, words)) in table.into_iter().enumerate() {
+            let findings = judge_server(Ok(&seen), synchronous);
+            let found = about(&findings, what);
+            assert_eq!(found.result, grade, "row {n}: {found:?}");
+            assert!(found.seen.contains(words), "row {n}: {}", found.seen);
+        }
     }
 
     #[test]
@@ -729,7 +846,8 @@ mod tests {
             (Some("XX000"), "its log"),
             (None, "pg_isready"),
         ] {
-            let findings = judge_server(Err(Unasked { code: code.map(str::to_owned), words: "no".into() }));
+            let unasked = Unasked { code: code.map(str::to_owned), words: "no".into() };
+            let findings = judge_server(Err(unasked), false);
             assert_eq!(findings[0].result, Grade::Bad);
             assert!(findings[0].fix.contains(fix), "{code:?}: {}", findings[0].fix);
         }

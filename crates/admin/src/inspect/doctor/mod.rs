@@ -53,7 +53,7 @@ async fn gather(config: &Config, within: Duration, thorough: bool) -> Facts {
 pub fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
     let mut all = machine::diagnose(facts, config);
     all.extend(clock::diagnose(facts));
-    all.extend(ledger::diagnose(facts));
+    all.extend(ledger::diagnose(facts, config.ledger.synchronous));
     all.extend(broker::diagnose(facts, config));
     all.extend(chains::diagnose(facts, config));
     all.extend(api::diagnose(facts, config));
