@@ -216,7 +216,9 @@ fn fences_are_used_once_and_rise() {
 
 #[test]
 fn a_tick_ends_once_and_is_done_by_a_run_that_was_answered() {
-    let table: [(&str, &[(i64, i64, &str)], &[i64]); 7] = [
+    /// Tick, fence and verdict.
+    type Row = (i64, i64, &'static str);
+    let table: [(&str, &[Row], &[i64]); 7] = [
         ("in order", &[(1, 10, "done"), (2, 11, "retried"), (2, 12, "failed"), (3, 13, "done")], &[10, 12, 13]),
         ("done twice", &[(1, 10, "done"), (1, 11, "done")], &[10, 11]),
         ("failed, and done", &[(1, 10, "failed"), (1, 11, "done")], &[11]),
