@@ -2,17 +2,19 @@
 //! so must all that can be read of the chains, jobs and failures. A verb is asked again, as after an answer that was
 //! lost; PostgreSQL's connections are cut; time passes.
 //!
-//! `ROUNDELAY_CASES` says how many sequences are tried, `ROUNDELAY_SEED` with which the first begins.
+//! Each sequence has a seed. `ROUNDELAY_SEED` is the first one, which is another each time by itself, and
+//! `ROUNDELAY_CASES` how many are tried; without it sequences are tried for 20 seconds.
 
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
-use roundelay::clock::{Clock, Entropy, Time};
+use roundelay::clock::{Entropy, Time};
 use roundelay::failure::{FailedItem, ItemEnd};
 use roundelay::guard::{Guard, IfRunning, Manual};
 use roundelay::ids::{Epoch, Fence, TickNo};
@@ -24,18 +26,21 @@ use roundelay::ledger::{
 };
 use roundelay::outcome::{Next, Verdict};
 use roundelay::secret::Secret;
+use tempfile::TempDir;
 use tokio::time::Instant;
 
 use super::{LEASE, end};
 use crate::harness::{SLACK, Schema, chain, number};
 
-/// Time passes in these steps, and times count by this grid: both ledgers take real time for a sequence, and not the
-/// same. No bound in a ledger is a multiple of a step, so none decides by what a verb took.
+/// Time passes in these steps, and times count by this grid: both ledgers take real time for a sequence. No bound in a
+/// ledger, and none that a verb has here, is near a multiple of a step, so none decides by what a verb took.
 const GRID: Duration = Duration::from_secs(17);
-/// A ledger's time may seem to be so many milliseconds before the beginning.
-const EARLY: i64 = 500;
+/// A sequence begins so long after a point of the grid: a clock that follows a server's may seem to go back a little.
+const EARLY: Duration = Duration::from_millis(500);
 /// A sequence ends when it has taken this long: beyond, a time could count for the next step of the grid.
 const LONGEST: Duration = Duration::from_secs(3);
+/// So long are sequences tried when it is not said how many.
+const USUAL: Duration = Duration::from_secs(20);
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
 /// A verb; most are about one chain, or one of its runs.
@@ -89,10 +94,25 @@ enum Verb {
     Again,
     /// PostgreSQL's connections are cut while it carries out the next verb.
     Cut,
-    /// Both ledgers are opened anew after so many steps of the grid.
+    /// So many steps of the grid go by.
     Pass {
         steps: u8,
     },
+    /// Both ledgers are opened anew.
+    Reopen,
+}
+
+impl Verb {
+    /// What it is, without what it is asked for.
+    fn name(self) -> String {
+        let all = match self {
+            Verb::Order { order, .. } => format!("Order {order:?}"),
+            Verb::Job(verb) => format!("Job {verb:?}"),
+            Verb::Failure(verb) => format!("Failure {verb:?}"),
+            verb => format!("{verb:?}"),
+        };
+        all.split(" {").next().unwrap_or_default().to_owned()
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -163,6 +183,7 @@ fn verbs() -> impl Strategy<Value = Verb> {
         4 => Just(Verb::Again),
         1 => Just(Verb::Cut),
         3 => (1..6_u8).prop_map(|steps| Verb::Pass { steps }),
+        1 => Just(Verb::Reopen),
     ]
 }
 
@@ -177,7 +198,7 @@ enum Asked {
 /// One of the two ledgers, with what its runs have seen so far.
 struct Side {
     ledger: Arc<dyn Ledger>,
-    /// The ledger's time when the sequence began.
+    /// A little before the sequence began.
     begin: Time,
     session: i64,
     asked: Option<Asked>,
@@ -198,8 +219,7 @@ struct Seen {
 }
 
 impl Side {
-    async fn new(ledger: Arc<dyn Ledger>) -> Self {
-        let begin = ledger.now();
+    async fn new(ledger: Arc<dyn Ledger>, begin: Time) -> Self {
         let session = ledger.begin_session("w".into(), LEASE).await.unwrap();
         Self { ledger, begin, session, asked: None, seen: Seen::default(), numbers: HashMap::new() }
     }
@@ -217,8 +237,7 @@ impl Side {
             match length {
                 13 => {
                     let passed = number.parse::<i64>().unwrap() - self.begin.as_millis();
-                    let grid = i64::try_from(GRID.as_millis()).unwrap();
-                    write!(told, "T{:+}", (passed + EARLY).div_euclid(grid)).unwrap();
+                    write!(told, "T{:+}", passed.div_euclid(millis(GRID))).unwrap();
                 }
                 14.. => match told.trim_end_matches(": ").rsplit(|c: char| !c.is_alphabetic()).next() {
                     Some(what @ ("epoch" | "parent" | "fence")) => {
@@ -237,12 +256,9 @@ impl Side {
         told
     }
 
-    async fn messages(&self) -> Vec<Hint> {
+    async fn messages(&self) -> Result<Vec<Hint>, LedgerError> {
         let queues = vec!["work".into(), "other".into()];
-        let mut messages = self.ledger.messages(queues, kinds(), Epoch::NONE, 100).await.unwrap();
-        // Which of several chains gets its new epoch first is open.
-        messages.sort_by_key(|hint| self.place(hint));
-        messages
+        self.ledger.messages(queues, kinds(), Epoch::NONE, 100).await
     }
 
     /// What tells a chain from others: name, message, and the number by which its epoch is told.
@@ -330,11 +346,13 @@ impl Side {
                 self.ask(Asked::Enroll(if manual % 4 == 0 { vec![new, again] } else { vec![new] })).await
             }
             Verb::Claim { takeover, cooldown } => {
-                let messages = self.messages().await;
+                let mut messages = self.messages().await?;
+                messages.sort_by_key(|hint| self.place(hint));
                 let hint = messages.into_iter().rfind(|hint| hint.key == key || !hint.parent.is_none());
                 let Some(hint) = hint.or_else(|| self.seen.hints.last().cloned()) else { return none() };
                 self.seen.hints.push(hint.clone());
-                let guard = Guard { cooldown: if cooldown { GRID * 2 } else { Duration::ZERO }, ..Guard::default() };
+                let guard =
+                    Guard { cooldown: if cooldown { GRID * 3 / 2 } else { Duration::ZERO }, ..Guard::default() };
                 let request = ClaimRequest { takeover, guard, ..self.request(hint) };
                 self.ask(Asked::Claim(request)).await
             }
@@ -424,7 +442,7 @@ impl Side {
                 }
                 Some(asked) => self.ask(asked).await,
             },
-            Verb::Cut | Verb::Pass { .. } => none(),
+            Verb::Cut | Verb::Pass { .. } | Verb::Reopen => none(),
         }
     }
 
@@ -447,7 +465,7 @@ impl Side {
             JobVerb::Quarantine => {
                 ledger.quarantine("work".into(), "bad".into(), body, Some(id), now).await.map(|()| String::new())
             }
-            JobVerb::Reserve => Ok(ledger.reserve(kind(), "one".into(), id, GRID * 3).await?),
+            JobVerb::Reserve => Ok(ledger.reserve(kind(), "one".into(), id, GRID * 5 / 2).await?),
             JobVerb::Release => ledger.release(kind(), "one".into(), id).await.map(|()| String::new()),
             JobVerb::TakeInHand => {
                 ledger.take_in_hand(id.clone(), self.session).await?;
@@ -490,7 +508,7 @@ impl Side {
                 let job = SpawnedJob { id, body: b"{}".to_vec() };
                 plan(Plan::Feed { job, until: now + GRID * 2 }).await
             }
-            FailureVerb::Hold => Ok(format!("{:?}", ledger.hold_item(id, GRID).await?)),
+            FailureVerb::Hold => Ok(format!("{:?}", ledger.hold_item(id, GRID / 2).await?)),
             FailureVerb::PutOff => ledger.put_off_item(id, now + GRID * 2).await.map(|()| String::new()),
             FailureVerb::End { worked } => {
                 let end = match worked {
@@ -504,7 +522,7 @@ impl Side {
         }
     }
 
-    /// The time on the grid: both ledgers give the same numbers of steps, however long they take.
+    /// The last point of the grid: both ledgers give the same numbers of steps, however long they take.
     fn now(&self) -> Time {
         let (passed, grid) = (self.ledger.now().since(self.begin).as_millis(), GRID.as_millis());
         self.begin + Duration::from_millis(u64::try_from(passed / grid * grid).unwrap())
@@ -514,33 +532,44 @@ impl Side {
     async fn state(&mut self) -> Result<String, LedgerError> {
         let ledger = self.ledger.clone();
         let later = self.now() + Duration::from_secs(1_000);
-        let mut chains = Vec::new();
-        for (kind, key) in
-            KEYS.iter().map(|key| ("sync", *key)).chain([("sync", "found"), ("part", "1"), ("part", "2")])
-        {
-            chains.push(ledger.chains(kind.into(), key.into()).await?);
-        }
+        let of = |kind: &str, key: &str| ledger.chains(kind.into(), key.into());
+        // All at once, so that the answers come by one round trip.
+        let chains = async { tokio::try_join!(of("sync", "a"), of("sync", "b"), of("sync", "c")) };
+        let found = async { tokio::try_join!(of("sync", "found"), of("part", "1"), of("part", "2")) };
+        let (chains, found, mut messages, mut overdue, mut late) = tokio::try_join!(
+            chains,
+            found,
+            self.messages(),
+            ledger.overdue("work".into(), kinds(), later, None, 100),
+            ledger.late(later, 100),
+        )?;
+        let (list, owners, census, attempts, kept, failures, due) = tokio::try_join!(
+            ledger.list(ListFilter::default(), None, 100),
+            ledger.owners(String::new(), 100),
+            ledger.census(SLACK),
+            ledger.attempts(Fence::NONE, 1_000),
+            ledger.kept_jobs(0, 100),
+            ledger.failures(100),
+            ledger.due_items("sync".into(), 100),
+        )?;
         // This names the epochs, in the order of keys.
-        let chains = self.told(&format!("{chains:#?}"));
-        let messages = self.messages().await;
-        // The order of those that are late alike is open.
-        let mut overdue = ledger.overdue("work".into(), kinds(), later, None, 100).await?;
+        let chains = self.told(&format!("{chains:#?} {found:#?}"));
+        // Which of several chains gets its new epoch first is open, and so is the order of those that are late alike.
+        messages.sort_by_key(|hint| self.place(hint));
         overdue.sort_by_key(|overdue| self.place(&overdue.hint));
-        let mut late = ledger.late(later, 100).await?;
         late.sort_by_key(|late| self.place(&late.hint));
-        let list = ledger.list(ListFilter::default(), None, 100).await?;
-        let owners = ledger.owners(String::new(), 100).await?;
-        let census = ledger.census(SLACK).await?;
-        let attempts = ledger.attempts(Fence::NONE, 1_000).await?;
-        let jobs: Vec<_> = ledger.kept_jobs(0, 100).await?.into_iter().map(|job| (job.body, job.kept_at)).collect();
-        let failures = ledger.failures(100).await?;
-        let due = ledger.due_items("sync".into(), 100).await?.into_iter().map(|due| due.failure).collect::<Vec<_>>();
+        let jobs: Vec<_> = kept.into_iter().map(|job| (job.body, job.kept_at)).collect();
+        let due: Vec<_> = due.into_iter().map(|due| due.failure).collect();
         let text = format!(
             "{messages:#?} {overdue:#?} {late:#?} {list:#?} {owners:#?} {census:#?} {attempts:#?} {jobs:?} \
              {failures:#?} {due:?}"
         );
         Ok(chains + &self.told(&text))
     }
+}
+
+fn millis(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap()
 }
 
 fn kinds() -> Kinds {
@@ -585,124 +614,173 @@ fn finish(hint: &Hint, fence: Fence, from_batch: bool, now: Time, next: u8, asks
     }
 }
 
-/// PostgreSQL, with a clock that can be set forward while no worker uses the ledger.
-struct Server {
+/// Both ledgers, which go by one clock: PostgreSQL's.
+struct Both {
+    theirs: Arc<dyn Ledger>,
+    ours: Arc<dyn Ledger>,
+    /// Ways past the ledgers to their tables.
+    beside: tokio_postgres::Client,
+    own: rusqlite::Connection,
+    /// Statements that empty all tables that sequences write to.
+    empty: [String; 2],
+    folder: TempDir,
     schema: Schema,
-    raw: tokio_postgres::Client,
-    url: LedgerUrl,
 }
 
-impl Server {
+impl Both {
     async fn new() -> Self {
         let schema = Schema::new().await;
-        let raw = schema.raw().await;
-        let own = "CREATE TABLE own_clock (ahead interval NOT NULL);
-                   INSERT INTO own_clock VALUES ('0');
-                   CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql AS
-                       'SELECT pg_catalog.clock_timestamp() + ahead FROM own_clock'";
-        raw.batch_execute(own).await.unwrap();
-        let url = LedgerUrl::Postgres(Secret::new(format!("{}%2Cpg_catalog", schema.url)));
-        Self { schema, raw, url }
+        // What is compared needs no disk.
+        let memory = Path::new("/dev/shm");
+        let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
+        let (theirs, ours) = Self::opened(&schema, &folder).await;
+        let beside = schema.raw().await;
+        let own = rusqlite::Connection::open(folder.path().join("ledger.db")).unwrap();
+        own.busy_timeout(LONGEST).unwrap();
+        let kept = |table: &String| !["meta", "ledger_clock", "clock_sets"].contains(&&**table);
+        let tables = "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() ORDER BY tablename";
+        let tables: Vec<String> =
+            beside.query(tables, &[]).await.unwrap().iter().map(|row| row.get(0)).filter(kept).collect();
+        // Nor does a commit wait for the disk where all tables that it writes to are unlogged.
+        let unlogged: String = tables.iter().map(|table| format!("ALTER TABLE {table} SET UNLOGGED;")).collect();
+        beside.batch_execute(&unlogged).await.unwrap();
+        let emptied = |tables: Vec<String>| tables.iter().map(|table| format!("DELETE FROM {table};")).collect();
+        let their_tables = emptied(tables);
+        let tables = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name";
+        let tables =
+            own.prepare(tables).unwrap().query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+        let tables: Vec<String> = tables;
+        let our_tables = emptied(tables.into_iter().filter(kept).collect());
+        Self { theirs, ours, beside, own, empty: [their_tables, our_tables], folder, schema }
     }
 
-    async fn open(&self) -> Arc<dyn Ledger> {
-        let LedgerUrl::Postgres(url) = &self.url else { unreachable!() };
-        Arc::new(PostgresLedger::open(url, &Entropy::from_os()).await.unwrap())
+    async fn opened(schema: &Schema, folder: &TempDir) -> (Arc<dyn Ledger>, Arc<dyn Ledger>) {
+        let theirs = PostgresLedger::open(&Secret::new(&schema.url), &Entropy::from_os()).await.unwrap();
+        let file = LedgerUrl::Sqlite(folder.path().join("ledger.db"));
+        let ours = SqliteLedger::open(&file, theirs.clock(), &Entropy::from_os()).unwrap();
+        (Arc::new(theirs), Arc::new(ours))
     }
 
+    async fn reopen(&mut self) {
+        (self.theirs, self.ours) = Self::opened(&self.schema, &self.folder).await;
+    }
+
+    async fn empty(&self) {
+        self.own.execute_batch(&format!("BEGIN IMMEDIATE;{}COMMIT", self.empty[1])).unwrap();
+        self.beside.batch_execute(&format!("BEGIN;{}COMMIT", self.empty[0])).await.unwrap();
+    }
+
+    /// Time passes as where another worker has found that the server's clock had been set back for so long.
     async fn pass(&self, time: Duration) {
-        let set = "UPDATE own_clock SET ahead = ahead + make_interval(secs => $1)";
-        self.raw.execute(set, &[&time.as_secs_f64()]).await.unwrap();
+        let set = "UPDATE ledger_clock SET set_by = set_by - $1, version = version + 1";
+        self.beside.execute(set, &[&i64::try_from(time.as_micros()).unwrap()]).await.unwrap();
+        self.theirs.read_clock().await.unwrap();
+    }
+
+    /// Ends PostgreSQL's connections.
+    async fn cut(&self) {
+        let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1";
+        self.beside.execute(kill, &[&self.schema.name]).await.unwrap();
+    }
+
+    /// Carries out a sequence of verbs on both, from nothing on. `count` is told each verb that was compared.
+    async fn play(&mut self, verbs: &[(Verb, usize)], count: &RefCell<BTreeMap<String, u64>>) -> Result<(), String> {
+        self.empty().await;
+        let (began, begin) = (Instant::now(), self.ours.now() - EARLY);
+        let mut ours = Side::new(self.ours.clone(), begin).await;
+        let mut theirs = Side::new(self.theirs.clone(), begin).await;
+        let mut seen = [ours.state().await.unwrap(), theirs.state().await.unwrap()];
+        let mut cut = false;
+        for (nth, (verb, key)) in verbs.iter().enumerate() {
+            let (verb, key) = (*verb, KEYS[*key]);
+            match verb {
+                _ if began.elapsed() > LONGEST => break,
+                Verb::Cut => cut = true,
+                Verb::Pass { steps } => self.pass(GRID * u32::from(steps)).await,
+                Verb::Reopen => {
+                    self.reopen().await;
+                    (ours.ledger, theirs.ledger) = (self.ours.clone(), self.theirs.clone());
+                }
+                _ => {}
+            }
+            let is_cut = !matches!(verb, Verb::Cut) && std::mem::take(&mut cut);
+            let answer = match is_cut {
+                true => tokio::join!(theirs.act(verb, key), self.cut()).0,
+                false => theirs.act(verb, key).await,
+            };
+            let place = format!("verb {nth}, {verb:?} of {key}");
+            match answer {
+                Ok(answer) => {
+                    let answers = [ours.act(verb, key).await.unwrap(), answer];
+                    let answers = [ours.told(&answers[0]), theirs.told(&answers[1])];
+                    compared(&place, "the answers", &answers)?;
+                }
+                Err(error) if !is_cut => return Err(format!("{place}: PostgreSQL says: {error}")),
+                // The verb was carried out, or it was not. Its answer is lost.
+                Err(error) => {
+                    let after = theirs.state().await.unwrap();
+                    println!("{place}: {error}; written: {}", after != seen[1]);
+                    if after == seen[1] {
+                        ours.asked.clone_from(&theirs.asked);
+                        continue;
+                    }
+                    let known = ours.seen.clone();
+                    let own = ours.act(verb, key).await.unwrap();
+                    ours.told(&own);
+                    ours.seen = known;
+                }
+            }
+            let (own, other) = tokio::join!(ours.state(), theirs.state());
+            seen = [own.unwrap(), other.unwrap()];
+            compared(&place, "the states after it", &seen)?;
+            *count.borrow_mut().entry(verb.name()).or_default() += 1;
+        }
+        for side in [ours, theirs] {
+            side.ledger.end_session(side.session).await.unwrap();
+        }
+        Ok(())
     }
 }
 
-/// Carries out a sequence of verbs on both; answers how many.
-async fn play(verbs: &[(Verb, usize)]) -> Result<usize, TestCaseError> {
-    let began = Instant::now();
-    let folder = tempfile::tempdir().unwrap();
-    let file = LedgerUrl::Sqlite(folder.path().join("ledger.db"));
-    let begin = Time::from_millis(1_800_000_000_000);
-    let mut passed = Duration::ZERO;
-    let sqlite = |passed: Duration| -> Arc<dyn Ledger> {
-        let clock = Clock::starting_at(begin + passed);
-        Arc::new(SqliteLedger::open(&file, clock, &Entropy::seeded(1)).unwrap())
-    };
-    let server = Server::new().await;
-    let mut ours = Side::new(sqlite(passed)).await;
-    let mut theirs = Side::new(server.open().await).await;
-    let mut cut = false;
-    for (nth, (verb, key)) in verbs.iter().enumerate() {
-        if began.elapsed() > LONGEST {
-            return Ok(nth);
-        }
-        let key = KEYS[*key];
-        match verb {
-            Verb::Cut => cut = true,
-            Verb::Pass { steps } => {
-                let time = GRID * u32::from(*steps);
-                passed += time;
-                server.pass(time).await;
-                // A ledger's time goes on while no worker has it open, however far.
-                ours.ledger = sqlite(passed);
-                theirs.ledger = server.open().await;
-            }
-            _ => {}
-        }
-        let before = theirs.state().await.unwrap();
-        let is_cut = !matches!(verb, Verb::Cut) && std::mem::take(&mut cut);
-        let answer = if is_cut {
-            tokio::join!(theirs.act(*verb, key), server.schema.kill()).0
-        } else {
-            theirs.act(*verb, key).await
-        };
-        let place = || format!("verb {nth}, {verb:?} of {key}");
-        match answer {
-            Ok(answer) => {
-                let answer = theirs.told(&answer);
-                let own = ours.act(*verb, key).await.unwrap();
-                prop_assert_eq!(ours.told(&own), answer, "{}", place());
-            }
-            Err(error) if !is_cut => return Err(TestCaseError::fail(format!("{}: PostgreSQL says: {error}", place()))),
-            // The verb was carried out, or it was not. Its answer is lost.
-            Err(error) => {
-                let after = theirs.state().await.unwrap();
-                println!("{}: {error}; written: {}", place(), after != before);
-                if after == before {
-                    ours.asked.clone_from(&theirs.asked);
-                    continue;
-                }
-                let seen = ours.seen.clone();
-                let own = ours.act(*verb, key).await.unwrap();
-                ours.told(&own);
-                ours.seen = seen;
-            }
-        }
-        prop_assert_eq!(ours.state().await.unwrap(), theirs.state().await.unwrap(), "after {}", place());
+/// Compares what is told of SQLite and of PostgreSQL.
+fn compared(place: &str, what: &str, [ours, theirs]: &[String; 2]) -> Result<(), String> {
+    if ours == theirs {
+        return Ok(());
     }
-    Ok(verbs.len())
+    let mut words = format!("{place}: {what} differ");
+    let differ = ours.lines().zip(theirs.lines()).position(|(our, their)| our != their).unwrap_or_default();
+    for (name, text) in [("SQLite", ours), ("PostgreSQL", theirs)] {
+        let near: Vec<&str> = text.lines().skip(differ.saturating_sub(12)).take(24).collect();
+        write!(words, "\n{name}, around line {differ}:\n{}", near.join("\n")).unwrap();
+    }
+    Err(words)
 }
 
 #[test]
 fn both_ledgers_answer_the_same_to_the_same_verbs() {
-    let (seed, cases) = (number("ROUNDELAY_SEED", 1), number("ROUNDELAY_CASES", 24));
-    println!("ROUNDELAY_SEED={seed} ROUNDELAY_CASES={cases}");
-    let config = Config {
-        cases: u32::try_from(cases).unwrap(),
-        rng_seed: RngSeed::Fixed(seed),
-        failure_persistence: None,
-        max_shrink_iters: 300,
-        ..Config::default()
-    };
+    let first = number("ROUNDELAY_SEED", Entropy::from_os().below(1_000_000) as u64);
+    let cases = std::env::var("ROUNDELAY_CASES").is_ok().then(|| number("ROUNDELAY_CASES", 1));
+    println!("ROUNDELAY_SEED={first} ROUNDELAY_CASES={}", cases.map_or("(20 s)".to_owned(), |cases| cases.to_string()));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let sequences = prop::collection::vec((verbs(), 0..KEYS.len()), 1..70);
-    let (compared, asked) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let run = TestRunner::new(config).run(&sequences, |verbs| {
-        asked.fetch_add(verbs.len(), Ordering::Relaxed);
-        compared.fetch_add(runtime.block_on(play(&verbs))?, Ordering::Relaxed);
-        Ok(())
-    });
-    run.unwrap_or_else(|why| panic!("{why}"));
-    let (compared, asked) = (compared.into_inner(), asked.into_inner());
-    println!("{compared} of {asked} verbs were compared; the rest would have taken too long");
-    assert!(compared >= 10 * usize::try_from(cases).unwrap(), "only {compared} of {asked} verbs in {cases} sequences");
+    let both = RefCell::new(runtime.block_on(Both::new()));
+    let sequences = prop::collection::vec((verbs(), 0..KEYS.len()), 1..150);
+    let (count, began, mut seed) = (RefCell::default(), Instant::now(), first);
+    while cases.map_or(began.elapsed() < USUAL, |cases| seed < first + cases) {
+        let config = Config {
+            cases: 1,
+            rng_seed: RngSeed::Fixed(seed),
+            failure_persistence: None,
+            max_shrink_iters: 300,
+            ..Config::default()
+        };
+        let run = TestRunner::new(config).run(&sequences, |verbs| {
+            runtime.block_on(both.borrow_mut().play(&verbs, &count)).map_err(TestCaseError::fail)
+        });
+        run.unwrap_or_else(|why| panic!("ROUNDELAY_SEED={seed} ROUNDELAY_CASES=1: {why}"));
+        seed += 1;
+    }
+    let (count, sequences) = (count.into_inner(), seed - first);
+    let compared: u64 = count.values().sum();
+    println!("{compared} verbs in {sequences} sequences in {:?}: {count:?}", began.elapsed());
+    assert!(compared >= 10 * sequences, "only {compared} verbs in {sequences} sequences");
 }
