@@ -16,13 +16,14 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestCaseError, TestRunner};
 use roundelay::clock::{Entropy, Time};
 use roundelay::failure::{FailedItem, ItemEnd};
-use roundelay::guard::{Guard, IfRunning, Manual};
+use roundelay::guard::{Guard, IfRunning, Manual, Refusal};
 use roundelay::ids::{Epoch, Fence, TickNo};
 use roundelay::ledger::postgres::PostgresLedger;
 use roundelay::ledger::sqlite::SqliteLedger;
 use roundelay::ledger::{
-    ChainFilter, ChainOrder, Claim, ClaimId, ClaimRequest, Enrolled, FailureFilter, Finish, FinishRequest, Hint, Kinds,
-    Ledger, LedgerError, LedgerUrl, ListFilter, LookAgain, Member, Move, NewChain, Plan, PlannedItem, Sent, SpawnedJob,
+    ChainFilter, ChainOrder, Claim, ClaimId, ClaimRequest, Enrolled, FailureFilter, Finish, FinishRequest, Grant, Hint,
+    Kinds, Ledger, LedgerError, LedgerUrl, ListFilter, LookAgain, Member, Move, NewChain, Plan, PlannedItem, Sent,
+    SpawnedJob,
 };
 use roundelay::outcome::{Next, Verdict};
 use roundelay::secret::Secret;
@@ -302,7 +303,11 @@ impl Side {
                 Ok(format!("{enrolled:?}"))
             }
             Asked::Claim(request) => {
-                let claim = self.ledger.claim(request.clone()).await?;
+                let mut claim = self.ledger.claim(request.clone()).await?;
+                if let Claim::Granted(Grant { refused: Some(Refusal::Cooldown { since, .. }), .. }) = &mut claim {
+                    // It counts from a point of the grid, to the moment of the claim.
+                    *since = GRID * u32::try_from(since.as_millis() / GRID.as_millis()).unwrap();
+                }
                 if let Claim::Granted(grant) = &claim {
                     self.seen.granted.push((request.hint.clone(), grant.fence, grant.batch.is_some()));
                 }
@@ -553,19 +558,37 @@ impl Side {
             ledger.due_items("sync".into(), 100),
         )?;
         // This names the epochs, in the order of keys.
-        let chains = self.told(&format!("{chains:#?} {found:#?}"));
+        let chains = [chains.0, chains.1, chains.2, found.0, found.1, found.2].concat();
+        let chains = self.told(&lines(&chains));
         // Which of several chains gets its new epoch first is open, and so is the order of those that are late alike.
         messages.sort_by_key(|hint| self.place(hint));
         overdue.sort_by_key(|overdue| self.place(&overdue.hint));
         late.sort_by_key(|late| self.place(&late.hint));
         let jobs: Vec<_> = kept.into_iter().map(|job| (job.body, job.kept_at)).collect();
         let due: Vec<_> = due.into_iter().map(|due| due.failure).collect();
-        let text = format!(
-            "{messages:#?} {overdue:#?} {late:#?} {list:#?} {owners:#?} {census:#?} {attempts:#?} {jobs:?} \
-             {failures:#?} {due:?}"
-        );
+        let parts = [
+            lines(&messages),
+            lines(&overdue),
+            lines(&late),
+            lines(&list),
+            lines(&owners),
+            format!("{census:#?}\n"),
+            lines(&attempts),
+            lines(&jobs),
+            lines(&failures),
+            lines(&due),
+        ];
+        let text = parts.join("---\n");
         Ok(chains + &self.told(&text))
     }
+}
+
+/// A line for each.
+fn lines<T: std::fmt::Debug>(all: &[T]) -> String {
+    all.iter().fold(String::new(), |mut text, one| {
+        writeln!(text, "{one:?}").unwrap();
+        text
+    })
 }
 
 fn millis(time: Duration) -> i64 {
@@ -750,7 +773,7 @@ fn compared(place: &str, what: &str, [ours, theirs]: &[String; 2]) -> Result<(),
     let mut words = format!("{place}: {what} differ");
     let differ = ours.lines().zip(theirs.lines()).position(|(our, their)| our != their).unwrap_or_default();
     for (name, text) in [("SQLite", ours), ("PostgreSQL", theirs)] {
-        let near: Vec<&str> = text.lines().skip(differ.saturating_sub(12)).take(24).collect();
+        let near: Vec<&str> = text.lines().skip(differ.saturating_sub(1)).take(3).collect();
         write!(words, "\n{name}, around line {differ}:\n{}", near.join("\n")).unwrap();
     }
     Err(words)
