@@ -4,10 +4,20 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use parking_lot::Mutex;
+use roundelay::clock::Entropy;
+use roundelay::guard::Guard;
+use roundelay::ids::Fence;
+use roundelay::ledger::postgres::PostgresLedger;
+use roundelay::ledger::{Claim, ClaimRequest, Enrolled, Hint, LedgerClock, LedgerError, Protocol, Reports, Sessions};
+use roundelay::secret::Secret;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
+
+use super::LEASE;
+use crate::harness::{Schema, chain, until};
 
 /// When a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,27 +48,47 @@ struct State {
     armed: Option<Moment>,
     struck: Option<Struck>,
     shut: bool,
+    /// Connections that were not taken.
+    refused: usize,
+}
+
+impl State {
+    fn refuses(&mut self) -> bool {
+        self.refused += usize::from(self.shut);
+        self.shut
+    }
 }
 
 /// The link. A clone is the same link.
 #[derive(Clone)]
 pub struct Cuts {
     /// Where ledgers connect.
-    pub at: SocketAddr,
+    at: SocketAddr,
     state: Arc<Mutex<State>>,
 }
 
 impl Cuts {
-    /// Opens a link to one of the addresses of a server.
-    pub async fn open(server: Vec<SocketAddr>) -> Self {
+    /// Opens a link to a schema's server. Answers also with the URL of a ledger there that leads over the link.
+    pub async fn before(schema: &Schema) -> (Self, Secret) {
+        let mut url = url::Url::parse(&schema.url).unwrap();
+        let cuts = Self::open(url.socket_addrs(|| Some(5432)).unwrap()).await;
+        url.set_host(Some("127.0.0.1")).unwrap();
+        url.set_port(Some(cuts.at.port())).unwrap();
+        // What goes by is read.
+        url.query_pairs_mut().append_pair("sslmode", "disable");
+        (cuts, Secret::new(url.as_str()))
+    }
+
+    async fn open(server: Vec<SocketAddr>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let cuts = Self { at: listener.local_addr().unwrap(), state: Arc::default() };
         let all = cuts.clone();
         tokio::spawn(async move {
             while let Ok((ledger, _)) = listener.accept().await {
-                if !all.state.lock().shut {
-                    tokio::spawn(all.clone().carry(ledger, server.clone()));
+                if all.state.lock().refuses() {
+                    continue;
                 }
+                tokio::spawn(all.clone().carry(ledger, server.clone()));
             }
         });
         cuts
@@ -75,7 +105,7 @@ impl Cuts {
     }
 
     fn strike(&self, struck: Struck, shut: bool) {
-        *self.state.lock() = State { armed: None, struck: Some(struck), shut };
+        *self.state.lock() = State { struck: Some(struck), shut, ..State::default() };
     }
 
     async fn carry(self, ledger: TcpStream, server: Vec<SocketAddr>) {
@@ -183,4 +213,41 @@ fn length(read: &[u8], letters: usize) -> Option<usize> {
     let number = read.get(letters..letters + 4)?;
     let length = letters + u32::from_be_bytes(number.try_into().ok()?) as usize;
     (read.len() >= length).then_some(length)
+}
+
+/// Verbs that share a transaction share its fate. While it is not known whether they are written, none may be carried
+/// out again: a claim that is written would find itself, and be taken for a surplus message.
+#[tokio::test]
+async fn verbs_of_one_commit_that_may_be_written_are_not_carried_out_again() {
+    let schema = Schema::new().await;
+    let (cuts, url) = Cuts::before(&schema).await;
+    let ledger = PostgresLedger::open(&url, &Entropy::from_os()).await.unwrap();
+    let session = ledger.begin_session("w".into(), LEASE).await.unwrap();
+    let chains = (0..20).map(|key| chain(&key.to_string(), ledger.now())).collect();
+    let enrolled = ledger.enroll(chains).await.unwrap();
+    let claim = |enrolled: &Enrolled, again: bool| {
+        let Enrolled::Created(hint) = enrolled else { panic!("it was there: {enrolled:?}") };
+        let (hint, guard, worker) = (Hint::clone(hint), Guard::default(), "w".into());
+        ledger.claim(ClaimRequest { hint, worker, session, again, takeover: false, guard, recurs: true, prepared: 0 })
+    };
+    cuts.arm(Moment::BeforeAnswerAndOn);
+    // They come at once, so each lane writes its own in one transaction.
+    let (claims, ()) = tokio::join!(join_all(enrolled.iter().map(|enrolled| claim(enrolled, false))), async {
+        until("a lane asks what has become of its commit", async || cuts.state.lock().refused > 0).await;
+        assert_eq!(cuts.disarm(), Some(Struck::Unanswered));
+    });
+    let mut unknown = 0;
+    for (enrolled, claimed) in enrolled.iter().zip(&claims) {
+        match claimed {
+            Ok(Claim::Granted(_)) => {}
+            Err(LedgerError::Statement(why)) if why.contains("whether it was written is not known") => {
+                unknown += 1;
+                let again = claim(enrolled, true).await.unwrap();
+                assert!(matches!(again, Claim::Granted(_)), "{again:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(unknown > 1, "{claims:?}");
+    assert_eq!(ledger.attempts(Fence::NONE, 100).await.unwrap().len(), enrolled.len());
 }

@@ -721,7 +721,7 @@ struct Both {
     schema: Schema,
     cuts: Cuts,
     /// The ledger's URL that leads over `cuts`.
-    url: String,
+    url: Secret,
 }
 
 impl Both {
@@ -730,13 +730,7 @@ impl Both {
         // What is compared needs no disk.
         let memory = Path::new("/dev/shm");
         let folder = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
-        let mut url = url::Url::parse(&schema.url).unwrap();
-        let cuts = Cuts::open(url.socket_addrs(|| Some(5432)).unwrap()).await;
-        url.set_host(Some("127.0.0.1")).unwrap();
-        url.set_port(Some(cuts.at.port())).unwrap();
-        // What goes by is read.
-        url.query_pairs_mut().append_pair("sslmode", "disable");
-        let url = String::from(url);
+        let (cuts, url) = Cuts::before(&schema).await;
         let (theirs, ours) = Self::opened(&url, &folder).await;
         let beside = schema.raw().await;
         let own = rusqlite::Connection::open(folder.path().join("ledger.db")).unwrap();
@@ -759,8 +753,8 @@ impl Both {
         Self { theirs, ours, beside, own, empty: [their_tables, our_tables], folder, schema, cuts, url, unseen }
     }
 
-    async fn opened(url: &str, folder: &TempDir) -> (Arc<dyn Ledger>, Arc<dyn Ledger>) {
-        let theirs = PostgresLedger::open(&Secret::new(url), &Entropy::from_os()).await.unwrap();
+    async fn opened(url: &Secret, folder: &TempDir) -> (Arc<dyn Ledger>, Arc<dyn Ledger>) {
+        let theirs = PostgresLedger::open(url, &Entropy::from_os()).await.unwrap();
         let file = LedgerUrl::Sqlite(folder.path().join("ledger.db"));
         let ours = SqliteLedger::open(&file, theirs.clock(), &Entropy::from_os()).unwrap();
         (Arc::new(theirs), Arc::new(ours))
