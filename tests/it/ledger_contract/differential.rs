@@ -558,7 +558,14 @@ impl Side {
             let failures = ledger.failures_of(kind(), key()).await?;
             let planned = failures.into_iter().filter_map(|failure| {
                 let seen = failure.next_retry_at?;
-                Some(PlannedItem { kind: kind(), key: key(), item: failure.item, seen, plan: plan.clone() })
+                let mut plan = plan.clone();
+                // A job is for one part.
+                if let Plan::Feed { job, .. } = &mut plan
+                    && failure.item != "us"
+                {
+                    job.id = format!("{id}-{}", failure.item);
+                }
+                Some(PlannedItem { kind: kind(), key: key(), item: failure.item, seen, plan })
             });
             Ok(format!("{:?}", ledger.plan_items(planned.collect()).await?))
         };
@@ -577,7 +584,7 @@ impl Side {
             FailureVerb::Wait => plan(Plan::Wait(now + GRID * 2)).await,
             FailureVerb::GiveUp => plan(Plan::GiveUp).await,
             FailureVerb::Feed => {
-                let job = SpawnedJob { id, body: b"{}".to_vec() };
+                let job = SpawnedJob { id: id.clone(), body: b"{}".to_vec() };
                 plan(Plan::Feed { job, until: now + GRID * 2 }).await
             }
             FailureVerb::Hold => Ok(format!("{:?}", ledger.hold_item(id, GRID / 2).await?)),
@@ -679,7 +686,7 @@ fn finish(hint: &Hint, fence: Fence, from_batch: bool, now: Time, next: u8, asks
         _ if is_member => (Next::End, Verdict::Done),
         4 => (Next::Tick { nominal: due, due }, Verdict::Failed),
         // At the same moment: only the number tells these ticks apart.
-        5 => (Next::Tick { nominal: now, due: now }, Verdict::Done),
+        5 | 6 => (Next::Tick { nominal: now, due: now }, Verdict::Done),
         _ => (Next::Tick { nominal: due, due }, Verdict::Done),
     };
     let member = |n: u8| Member {
