@@ -390,6 +390,7 @@ impl Side {
                     owner: Some(if other { "bob" } else { "ann" }.into()),
                     schedule: other.then(|| "every 5m".into()),
                     priority: other.then_some(3),
+                    depth: u32::from(other),
                     manual: Manual {
                         if_running: [IfRunning::Refuse, IfRunning::After, IfRunning::Beside][usize::from(manual % 3)],
                         force: manual % 2 == 0,
@@ -634,12 +635,14 @@ impl Side {
         // This names the epochs, in the order of keys.
         let chains = [chains.0, chains.1, chains.2, found.0, found.1, found.2].concat();
         let chains = self.told(&lines(&chains));
-        // Which of several chains gets its new epoch first is open, and so is the order of those that are late alike.
+        // Which of several chains gets its new epoch first is open, and so is the order of those that are late, or due,
+        // alike.
         messages.sort_by_key(|hint| self.place(hint));
         overdue.sort_by_key(|overdue| self.place(&overdue.hint));
         late.sort_by_key(|late| self.place(&late.hint));
         let jobs: Vec<_> = kept.into_iter().map(|job| (job.body, job.kept_at)).collect();
-        let due: Vec<_> = due.into_iter().map(|due| due.failure).collect();
+        let mut due: Vec<_> = due.into_iter().map(|due| due.failure).collect();
+        due.sort_by_key(|due| (due.next_retry_at, due.key.clone(), due.item.clone()));
         let parts = [
             lines(&messages),
             lines(&overdue),
