@@ -390,6 +390,7 @@ impl Side {
                     owner: Some(if other { "bob" } else { "ann" }.into()),
                     schedule: other.then(|| "every 5m".into()),
                     priority: other.then_some(3),
+                    depth: u32::from(other),
                     manual: Manual {
                         if_running: [IfRunning::Refuse, IfRunning::After, IfRunning::Beside][usize::from(manual % 3)],
                         force: manual % 2 == 0,
@@ -558,7 +559,14 @@ impl Side {
             let failures = ledger.failures_of(kind(), key()).await?;
             let planned = failures.into_iter().filter_map(|failure| {
                 let seen = failure.next_retry_at?;
-                Some(PlannedItem { kind: kind(), key: key(), item: failure.item, seen, plan: plan.clone() })
+                let mut plan = plan.clone();
+                // A job is for one part.
+                if let Plan::Feed { job, .. } = &mut plan
+                    && failure.item != "us"
+                {
+                    job.id = format!("{id}-{}", failure.item);
+                }
+                Some(PlannedItem { kind: kind(), key: key(), item: failure.item, seen, plan })
             });
             Ok(format!("{:?}", ledger.plan_items(planned.collect()).await?))
         };
@@ -577,7 +585,7 @@ impl Side {
             FailureVerb::Wait => plan(Plan::Wait(now + GRID * 2)).await,
             FailureVerb::GiveUp => plan(Plan::GiveUp).await,
             FailureVerb::Feed => {
-                let job = SpawnedJob { id, body: b"{}".to_vec() };
+                let job = SpawnedJob { id: id.clone(), body: b"{}".to_vec() };
                 plan(Plan::Feed { job, until: now + GRID * 2 }).await
             }
             FailureVerb::Hold => Ok(format!("{:?}", ledger.hold_item(id, GRID / 2).await?)),
@@ -627,12 +635,14 @@ impl Side {
         // This names the epochs, in the order of keys.
         let chains = [chains.0, chains.1, chains.2, found.0, found.1, found.2].concat();
         let chains = self.told(&lines(&chains));
-        // Which of several chains gets its new epoch first is open, and so is the order of those that are late alike.
+        // Which of several chains gets its new epoch first is open, and so is the order of those that are late, or due,
+        // alike.
         messages.sort_by_key(|hint| self.place(hint));
         overdue.sort_by_key(|overdue| self.place(&overdue.hint));
         late.sort_by_key(|late| self.place(&late.hint));
         let jobs: Vec<_> = kept.into_iter().map(|job| (job.body, job.kept_at)).collect();
-        let due: Vec<_> = due.into_iter().map(|due| due.failure).collect();
+        let mut due: Vec<_> = due.into_iter().map(|due| due.failure).collect();
+        due.sort_by_key(|due| (due.next_retry_at, due.key.clone(), due.item.clone()));
         let parts = [
             lines(&messages),
             lines(&overdue),
@@ -679,7 +689,7 @@ fn finish(hint: &Hint, fence: Fence, from_batch: bool, now: Time, next: u8, asks
         _ if is_member => (Next::End, Verdict::Done),
         4 => (Next::Tick { nominal: due, due }, Verdict::Failed),
         // At the same moment: only the number tells these ticks apart.
-        5 => (Next::Tick { nominal: now, due: now }, Verdict::Done),
+        5 | 6 => (Next::Tick { nominal: now, due: now }, Verdict::Done),
         _ => (Next::Tick { nominal: due, due }, Verdict::Done),
     };
     let member = |n: u8| Member {
