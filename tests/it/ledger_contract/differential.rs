@@ -777,6 +777,7 @@ impl Both {
     async fn empty(&self) {
         self.own.execute_batch(&format!("BEGIN IMMEDIATE;{}COMMIT", self.empty[1])).unwrap();
         self.beside.batch_execute(&format!("BEGIN;{}COMMIT", self.empty[0])).await.unwrap();
+        self.note_time();
     }
 
     /// Time passes as where another worker has found that the server's clock had been set back for so long.
@@ -784,6 +785,12 @@ impl Both {
         let set = "UPDATE ledger_clock SET set_by = set_by - $1, version = version + 1";
         self.beside.execute(set, &[&i64::try_from(time.as_micros()).unwrap()]).await.unwrap();
         self.theirs.read_clock().await.unwrap();
+        self.note_time();
+    }
+
+    /// SQLite's own clock, which is not used here, notes the time in the file, for a trigger.
+    fn note_time(&self) {
+        self.own.execute("UPDATE ledger_clock SET seen = ?1", [self.ours.now().as_millis()]).unwrap();
     }
 
     /// Ends PostgreSQL's connections.
