@@ -28,7 +28,7 @@ use roundelay::ledger::{
 use roundelay::outcome::{Next, Verdict};
 use roundelay::secret::Secret;
 use tempfile::TempDir;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::cuts::{Cuts, Moment, Struck};
 use super::{LEASE, end};
@@ -843,7 +843,13 @@ impl Both {
                     (answer, self.cuts.disarm())
                 }
                 Some(None) => (tokio::join!(theirs.act(verb, key), self.cut()).0, Some(Struck::Anything)),
-                None => (theirs.act(verb, key).await, None),
+                None => (insisted(&mut theirs, verb, key).await, None),
+            };
+            let is_error = answer.is_err();
+            // A note that could not be written is written some time later.
+            let answer = match verb {
+                Verb::Mark { .. } if is_error && struck.is_some() => insisted(&mut theirs, verb, key).await,
+                _ => answer,
             };
             let place = format!("verb {nth}, {verb:?} of {key}, cut {cut_at:?}");
             let outcome = match (answer, struck) {
@@ -854,6 +860,7 @@ impl Both {
                         compared(&place, "the answers", &answers)?;
                     }
                     match struck {
+                        Some(_) if is_error => OUTCOMES[3],
                         Some(Struck::Uncommitted) => OUTCOMES[0],
                         Some(Struck::Unanswered) => OUTCOMES[1],
                         Some(Struck::Anything) => OUTCOMES[2],
@@ -892,6 +899,20 @@ impl Both {
             side.ledger.end_session(side.session).await.unwrap();
         }
         Ok(())
+    }
+}
+
+/// Carries out a verb. For a second after a cut, a ledger may not connect again.
+async fn insisted(side: &mut Side, verb: Verb, key: &str) -> Result<String, LedgerError> {
+    let (began, hints) = (Instant::now(), side.seen.hints.len());
+    loop {
+        match side.act(verb, key).await {
+            Err(LedgerError::Open { .. }) if began.elapsed() < Duration::from_millis(1_500) => {
+                side.seen.hints.truncate(hints);
+                sleep(Duration::from_millis(100)).await;
+            }
+            answer => return answer,
+        }
     }
 }
 
