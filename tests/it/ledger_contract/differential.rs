@@ -378,7 +378,7 @@ impl Side {
     }
 
     /// What a verb asks for that may be asked for again.
-    async fn to_ask(&mut self, verb: Verb, key: &str) -> Result<Option<Asked>, LedgerError> {
+    async fn asked_by(&mut self, verb: Verb, key: &str) -> Result<Option<Asked>, LedgerError> {
         let now = self.now();
         Ok(match verb {
             Verb::Enroll { once, revive, only_new, other, manual } => {
@@ -433,7 +433,7 @@ impl Side {
         let none = || Ok(String::new());
         match verb {
             Verb::Enroll { .. } | Verb::Claim { .. } | Verb::Finish { .. } | Verb::Again => {
-                match self.to_ask(verb, key).await? {
+                match self.asked_by(verb, key).await? {
                     Some(asked) => self.ask(asked).await,
                     None => none(),
                 }
@@ -874,7 +874,7 @@ impl Both {
                         // A claim may have failed before, when its message was looked for.
                         let asks =
                             !matches!(verb, Verb::Claim { .. }) || theirs.seen.hints.len() > ours.seen.hints.len();
-                        if asks && let Some(asked) = ours.to_ask(verb, key).await.unwrap() {
+                        if asks && let Some(asked) = ours.asked_by(verb, key).await.unwrap() {
                             ours.asked = Some(asked);
                         }
                         *count.borrow_mut().outcomes.entry(OUTCOMES[4]).or_default() += 1;
