@@ -534,6 +534,23 @@ async fn wired(schema: &Schema) -> (Wire, String) {
     (wire, url.to_string())
 }
 
+/// The server may choose a plan that looks for the jobs once more for each job, and each time finds others that are not
+/// taken yet.
+#[tokio::test]
+async fn no_more_jobs_are_taken_than_asked_for_whatever_the_plan() {
+    let schema = Schema::new().await;
+    let ways = ["hashjoin", "mergejoin", "seqscan", "hashagg", "sort", "material", "bitmapscan"];
+    let off: String = ways.iter().map(|way| format!("%20-cenable_{way}%3Doff")).collect();
+    let ledger = open(&format!("{}{off}", schema.url)).await.unwrap();
+    for id in 0..5 {
+        ledger.keep_job(id.to_string(), b"{}".to_vec()).await.unwrap();
+    }
+    let taken = ledger.take_jobs(0, ledger.now() + LEASE, 2).await.unwrap();
+    let numbers: Vec<i64> = taken.iter().map(|job| job.number).collect();
+    let first: Vec<i64> = ledger.kept_jobs(0, 2).await.unwrap().iter().map(|job| job.number).collect();
+    assert_eq!(numbers, first);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_whose_answer_is_lost_is_found_out_about() {
     let schema = Schema::new().await;

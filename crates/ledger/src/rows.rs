@@ -257,7 +257,7 @@ impl Rows {
 
     fn load(&self, page: &mut Page, wanted: &Wanted) {
         let named = |chain: &Chain| wanted.names.iter().any(|(kind, key)| kind == KIND && key == chain.key);
-        let is = |chain: &&Chain| wanted.epochs.contains_key(&chain.epoch) || named(chain);
+        let is = |chain: &&Chain| wanted.epochs.get(chain.epoch).is_some() || named(chain);
         let mut chains: Vec<&Chain> = self.chains.iter().filter(is).collect();
         chains.sort_by_key(|chain| chain.epoch);
         chains.into_iter().for_each(|chain| page.add(chain.held()));
@@ -277,8 +277,8 @@ impl Rows {
             let died = self.walk(fence).iter().filter(|attempt| matches!(attempt.end, End::Open | End::Lost)).count();
             page.count_deaths(fence, u32::try_from(died).unwrap_or(u32::MAX));
         }
-        let fences = (self.next_fence..).take(usize::try_from(wanted.fences).unwrap_or_default()).collect();
-        let epochs = (self.next_epoch..).take(usize::try_from(wanted.new_epochs).unwrap_or_default()).collect();
+        let fences = (self.next_fence..).take(usize::try_from(wanted.fences).unwrap_or_default());
+        let epochs = (self.next_epoch..).take(usize::try_from(wanted.new_epochs).unwrap_or_default());
         page.begin(now, fences, epochs);
         let answer = verb.decide(&mut page);
         assert!(!page.overdrawn(), "a verb has taken more fences or epochs than it asked for");
@@ -328,14 +328,14 @@ impl Rows {
                 end: End::Open,
             });
         }
-        for (fence, ended) in &page.writes.ended {
+        for (fence, ended) in page.writes.ended.iter() {
             let end = match (ended.verdict, &ended.reason) {
                 ("lost", None) => End::Lost,
                 ("lost", Some(_)) => End::Excused,
                 ("fenced", _) => End::Fenced,
                 _ => End::Finished,
             };
-            self.end(*fence, end, ended.only_if_open);
+            self.end(fence, end, ended.only_if_open);
         }
         for (id, job) in &page.writes.jobs {
             match job {

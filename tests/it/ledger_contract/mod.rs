@@ -2,6 +2,7 @@
 
 mod access;
 mod batches;
+mod cuts;
 mod deaths;
 mod differential;
 mod discovered;

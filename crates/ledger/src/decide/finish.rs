@@ -74,7 +74,7 @@ impl Decide for FinishRequest {
             only_if_open: false,
         };
         // An end that is written stays: a finish whose answer was lost may be asked again when the chain has moved on.
-        if page.writes.ended.get(&self.fence).is_none_or(|there| there.verdict == "lost" && there.reason.is_none()) {
+        if page.writes.ended.get(self.fence).is_none_or(|there| there.verdict == "lost" && there.reason.is_none()) {
             page.writes.ended.insert(self.fence, ended);
         }
         let Some((hint, state, manual_start, owner)) = written else { return Finish::Fenced };

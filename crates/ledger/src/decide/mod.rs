@@ -17,6 +17,7 @@ pub(crate) mod grant;
 mod jobs;
 mod notes;
 mod page;
+mod sorted;
 
 use roundelay_model::ids::Epoch;
 

@@ -4,7 +4,7 @@
 //! Verbs read and change the page one after the other, as if each had the database for itself.
 //! What has come of it is written at the end, with one statement for each table.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use roundelay_model::clock::Time;
 use roundelay_model::deaths::SET_ASIDE;
@@ -13,13 +13,14 @@ use roundelay_model::guard::Manual;
 use roundelay_model::ids::{Epoch, Fence, TickNo};
 
 use super::grant::ChainRow;
+use super::sorted::SortedMap;
 use crate::chain::{ChainState, Hint, Holder};
 
 /// What is to be locked, and what is to be taken from the sequences.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted {
     /// Chains by epoch, and whether their payload is needed.
-    pub(crate) epochs: BTreeMap<Epoch, bool>,
+    pub(crate) epochs: SortedMap<Epoch, bool>,
     /// Chains by kind and key, with their payload.
     pub(crate) names: HashSet<(String, String)>,
     /// Chains whose holders are to be taken for dead.
@@ -33,7 +34,16 @@ pub(crate) struct Wanted {
 impl Wanted {
     /// The chain with this epoch.
     pub(crate) fn epoch(&mut self, epoch: Epoch, with_payload: bool) {
-        *self.epochs.entry(epoch).or_default() |= with_payload;
+        *self.epochs.get_or_insert(epoch, false) |= with_payload;
+    }
+
+    /// Wants nothing any more, and keeps the memory for the next verb.
+    pub(crate) fn clear(&mut self) {
+        let Self { epochs, names, taken_over, fences, new_epochs } = self;
+        epochs.clear();
+        names.clear();
+        taken_over.clear();
+        (*fences, *new_epochs) = (0, 0);
     }
 }
 
@@ -148,7 +158,7 @@ pub(crate) struct Writes {
     /// Epochs of chains whose batches are over: their members are to be deleted.
     pub(crate) over: Vec<Epoch>,
     pub(crate) begun: Vec<Begun>,
-    pub(crate) ended: BTreeMap<Fence, Ended>,
+    pub(crate) ended: SortedMap<Fence, Ended>,
     /// By kind, key and item.
     pub(crate) failures: BTreeMap<(String, String, String), Failed>,
     pub(crate) quarantined: Vec<Quarantined>,
@@ -163,11 +173,11 @@ pub(crate) struct Page {
     pub(crate) now: Time,
     pub(crate) writes: Writes,
     rows: Vec<Held>,
-    by_epoch: HashMap<Epoch, usize>,
+    by_epoch: SortedMap<Epoch, usize>,
     /// Of each name the rotation and the manual run. Empty until a verb asks for a name, which most do not.
     by_name: HashMap<(String, String), [Option<usize>; 2]>,
-    fences: std::vec::IntoIter<i64>,
-    epochs: std::vec::IntoIter<i64>,
+    fences: VecDeque<i64>,
+    epochs: VecDeque<i64>,
     overdrawn: bool,
 }
 
@@ -175,9 +185,9 @@ impl Page {
     /// Adds a row that was locked. One that comes a second time is left as it was, but for its
     /// payload.
     pub(crate) fn add(&mut self, row: Held) {
-        if let Some(known) = self.by_epoch.get(&row.found_as) {
+        if let Some(known) = self.by_epoch.get(row.found_as).copied() {
             if !row.payload.is_empty() {
-                (self.rows[*known].payload, self.rows[*known].carry) = (row.payload, row.carry);
+                (self.rows[known].payload, self.rows[known].carry) = (row.payload, row.carry);
             }
             return;
         }
@@ -220,8 +230,34 @@ impl Page {
     }
 
     /// Gives the numbers that verbs may take, and the time.
-    pub(crate) fn begin(&mut self, now: Time, fences: Vec<i64>, epochs: Vec<i64>) {
-        (self.now, self.fences, self.epochs) = (now, fences.into_iter(), epochs.into_iter());
+    pub(crate) fn begin(
+        &mut self,
+        now: Time,
+        fences: impl IntoIterator<Item = i64>,
+        epochs: impl IntoIterator<Item = i64>,
+    ) {
+        self.now = now;
+        self.fences.extend(fences);
+        self.epochs.extend(epochs);
+    }
+
+    /// Forgets all of it, and keeps the memory for the next verb.
+    pub(crate) fn clear(&mut self) {
+        let Self { now, writes, rows, by_epoch, by_name, fences, epochs, overdrawn } = self;
+        let Writes { inserted, over, begun, ended, failures, quarantined, jobs } = writes;
+        inserted.clear();
+        over.clear();
+        begun.clear();
+        ended.clear();
+        failures.clear();
+        quarantined.clear();
+        jobs.clear();
+        rows.clear();
+        by_epoch.clear();
+        by_name.clear();
+        fences.clear();
+        epochs.clear();
+        (*now, *overdrawn) = (Time::default(), false);
     }
 
     /// All rows, for writing.
@@ -231,7 +267,7 @@ impl Page {
 
     /// The place of the chain with this epoch.
     pub(crate) fn place(&self, epoch: Epoch) -> Option<usize> {
-        self.by_epoch.get(&epoch).copied()
+        self.by_epoch.get(epoch).copied()
     }
 
     /// The chain at this place.
@@ -275,12 +311,12 @@ impl Page {
 
     /// Takes a fence. Without one, the page is [`overdrawn`](Self::overdrawn), and the answer is 0.
     pub(crate) fn take_fence(&mut self) -> Fence {
-        Fence(self.fences.next().unwrap_or_else(|| self.overdraw()))
+        Fence(self.fences.pop_front().unwrap_or_else(|| self.overdraw()))
     }
 
     /// Takes an epoch. Without one, the page is [`overdrawn`](Self::overdrawn), and the answer is 0.
     pub(crate) fn take_epoch(&mut self) -> Epoch {
-        Epoch(self.epochs.next().unwrap_or_else(|| self.overdraw()))
+        Epoch(self.epochs.pop_front().unwrap_or_else(|| self.overdraw()))
     }
 
     fn overdraw(&mut self) -> i64 {
@@ -297,7 +333,7 @@ impl Page {
     /// Gives a chain a new epoch, in which it has no message, no holder, and its first attempt
     /// before it. Its holder cannot finish any more, and the record of that attempt ends here.
     pub(crate) fn new_epoch(&mut self, old: Epoch, new: Epoch) -> Option<&mut Held> {
-        let at = self.by_epoch.remove(&old)?;
+        let at = self.by_epoch.remove(old)?;
         self.by_epoch.insert(new, at);
         let row = &mut self.rows[at];
         if row.chain.session != 0 {
@@ -358,14 +394,15 @@ impl Page {
 
 fn lost(writes: &mut Writes, fence: Fence, reason: Option<&str>, at: Time) {
     // An end that the group has written already stands.
-    writes.ended.entry(fence).or_insert(Ended {
+    let ended = Ended {
         at,
         verdict: "lost",
         reason: reason.map(Into::into),
         left_out: (0, 0),
         progress: None,
         only_if_open: true,
-    });
+    };
+    writes.ended.get_or_insert(fence, ended);
 }
 
 impl Held {

@@ -74,9 +74,10 @@ const RENEW_REQUEST: &str =
 const END_REQUEST: &str = "UPDATE requests SET status = $2, content_type = $3, body = $4 WHERE number = $1";
 const FORGET_REQUEST: &str = "DELETE FROM requests WHERE number = $1";
 const FORGET_REQUESTS: &str = concat!(
-    "DELETE FROM requests WHERE number IN (SELECT number FROM requests WHERE began <= ",
+    "WITH old AS MATERIALIZED (SELECT number FROM requests WHERE began <= ",
     now!(),
-    " - $1 ORDER BY began LIMIT $2 FOR UPDATE SKIP LOCKED)"
+    " - $1 ORDER BY began LIMIT $2 FOR UPDATE SKIP LOCKED)
+     DELETE FROM requests WHERE number IN (SELECT number FROM old)"
 );
 /// They are written about in the order of their numbers, so only the oldest are looked at.
 const FORGET_AUDIT: &str = concat!(

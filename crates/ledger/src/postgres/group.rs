@@ -179,7 +179,7 @@ pub(super) async fn transact(
     }
     let reading = followed.read(seen);
     clock::correct(&session.client, &seen, reading).await?;
-    page.begin(reading.time(), told.try_get(3)?, told.try_get(4)?);
+    page.begin(reading.time(), told.try_get::<_, Vec<i64>>(3)?, told.try_get::<_, Vec<i64>>(4)?);
     verbs.decide(&mut page);
     if page.overdrawn() {
         let why = "a verb has taken more fences or epochs than it asked for, which is a bug; nothing was written";
@@ -190,7 +190,7 @@ pub(super) async fn transact(
 
 async fn lock(session: &Session, wanted: &Wanted) -> Result<Vec<Row>, Error> {
     let statement = session.statement(LOCK).await?;
-    let epochs: Vec<i64> = wanted.epochs.keys().map(|epoch| epoch.get()).collect();
+    let epochs: Vec<i64> = wanted.epochs.iter().map(|(epoch, _)| epoch.get()).collect();
     let payloads: Vec<i64> = wanted.epochs.iter().filter(|(_, with)| **with).map(|(epoch, _)| epoch.get()).collect();
     let (kinds, keys): (Vec<&str>, Vec<&str>) = wanted.names.iter().map(|(kind, key)| (&**kind, &**key)).unzip();
     session.client.query(&statement, &[&epochs, &!kinds.is_empty(), &payloads, &kinds, &keys]).await

@@ -24,10 +24,12 @@ impl Reader {
 
     /// What another worker takes or forgets at this moment is left to that worker.
     pub(super) async fn take_jobs(&self, after: i64, before: Time, limit: u32) -> Result<Vec<KeptJob>> {
-        let sql = "WITH taken AS (
-                       UPDATE jobs SET kept_at = ledger_millis() WHERE number IN (
-                           SELECT number FROM jobs WHERE number > $1 AND kept_at <= $2 ORDER BY number LIMIT $3
-                           FOR UPDATE SKIP LOCKED)
+        // A subquery may be carried out again for each row, and would find other rows each time, beyond the limit.
+        let sql = "WITH left_over AS MATERIALIZED (
+                       SELECT number FROM jobs WHERE number > $1 AND kept_at <= $2 ORDER BY number LIMIT $3
+                       FOR UPDATE SKIP LOCKED),
+                   taken AS (
+                       UPDATE jobs SET kept_at = ledger_millis() WHERE number IN (SELECT number FROM left_over)
                        RETURNING number, body, kept_at)
                    SELECT number, body, kept_at FROM taken ORDER BY number";
         self.rows(sql, &[&after, &before.as_millis(), &i64::from(limit)], kept_job).await

@@ -214,6 +214,8 @@ enum NotDone {
     Again(String),
     /// It would fail again.
     Failed(String),
+    /// It may be written.
+    Unknown(String),
     /// The server cannot be reached.
     Away(LedgerError),
 }
@@ -221,7 +223,7 @@ enum NotDone {
 impl NotDone {
     fn error(self) -> LedgerError {
         match self {
-            Self::Again(why) | Self::Failed(why) => LedgerError::Statement(why),
+            Self::Again(why) | Self::Failed(why) | Self::Unknown(why) => LedgerError::Statement(why),
             Self::Away(error) => error,
         }
     }
@@ -274,6 +276,8 @@ impl Running {
                 group.answer(&Err(error.clone()));
                 return Err(error);
             }
+            // Nor is one that may be written carried out again: a claim would find itself. Its caller asks again, and
+            // says so.
             Err(failed) => group.answer(&Err(failed.error())),
         }
         Ok(())
@@ -343,7 +347,7 @@ impl Running {
         let deadline = Instant::now() + RESOLVE;
         let unknown = format!("the connection was lost, and whether it was written is not known: {why}");
         while Instant::now() < deadline {
-            let session = self.session().await.map_err(|_| NotDone::Failed(unknown.clone()))?;
+            let session = self.session().await.map_err(|_| NotDone::Unknown(unknown.clone()))?;
             let status = match timeout_at(deadline, transaction.fate(session)).await {
                 Ok(Ok(status)) => status,
                 Ok(Err(error)) => {
@@ -365,7 +369,7 @@ impl Running {
         }
         // It may be waiting for an answer still.
         self.session = None;
-        Err(NotDone::Failed(unknown))
+        Err(NotDone::Unknown(unknown))
     }
 
     /// The connection; a new one when the last was lost.

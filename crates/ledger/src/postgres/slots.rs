@@ -241,10 +241,9 @@ impl Slots for PostgresLedger {
             return Ok(0);
         }
         // Rows that another transaction has locked are in use.
-        let sql = "DELETE FROM throttles WHERE (name, key) IN (
-                       SELECT name, key FROM throttles
-                       WHERE idle_at <= $2
-                       LIMIT $1 FOR UPDATE SKIP LOCKED)";
+        let sql = "WITH idle AS MATERIALIZED (
+                       SELECT name, key FROM throttles WHERE idle_at <= $2 LIMIT $1 FOR UPDATE SKIP LOCKED)
+                   DELETE FROM throttles WHERE (name, key) IN (SELECT name, key FROM idle)";
         let forgotten = self.reader.execute(sql, &[&i64::from(limit), &self.clock.micros()]).await?;
         Ok(usize::try_from(forgotten).unwrap_or(usize::MAX))
     }

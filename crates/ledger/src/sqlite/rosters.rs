@@ -29,7 +29,8 @@ impl Store {
             let name = self
                 .connection
                 .prepare_cached(
-                    "UPDATE chains SET state = 2 WHERE epoch = ?1 AND state <> 2 AND once = 0 RETURNING kind, key",
+                    "UPDATE chains SET state = 2, batch_open = 0, batch_total = 0
+                     WHERE epoch = ?1 AND state <> 2 AND once = 0 RETURNING kind, key",
                 )?
                 .query_row([epoch.get()], |row| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?)))
                 .optional()?;
@@ -37,7 +38,7 @@ impl Store {
             departed += 1;
             self.connection
                 .prepare_cached(
-                    "UPDATE chains SET state = 2
+                    "UPDATE chains SET state = 2, batch_open = 0, batch_total = 0
                      WHERE kind = ?1 AND key = ?2 AND once = 1 AND parent = 0 AND state <> 2",
                 )?
                 .execute([&kind, &key])?;
@@ -46,12 +47,6 @@ impl Store {
                 .prepare_cached(
                     "DELETE FROM chains WHERE parent <> 0 AND parent IN
                          (SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2 AND parent = 0)",
-                )?
-                .execute([&kind, &key])?;
-            self.connection
-                .prepare_cached(
-                    "UPDATE chains SET batch_open = 0, batch_total = 0
-                     WHERE kind = ?1 AND key = ?2 AND parent = 0 AND batch_open > 0",
                 )?
                 .execute([&kind, &key])?;
             self.connection

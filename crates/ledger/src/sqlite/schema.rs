@@ -467,11 +467,18 @@ pub fn still_ours(connection: &Connection) -> rusqlite::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use roundelay_model::clock::Clock;
+    use roundelay_model::guard::Guard;
+    use roundelay_model::ids::{Epoch, TickNo};
+
     use super::*;
-    use crate::Jobs;
+    use crate::chain::Hint;
+    use crate::claim::{Claim, ClaimRequest};
     use crate::sqlite::SqliteLedger;
     use crate::url::LedgerUrl;
-    use roundelay_model::clock::Clock;
+    use crate::{Jobs, Protocol, Sessions};
 
     #[test]
     fn a_file_of_version_1_is_brought_up_to_date_with_all_that_is_in_it() {
@@ -503,6 +510,61 @@ mod tests {
             VALUES ('sync', 'b', 'work', 1, 2, 4, 5, '{}') RETURNING epoch";
         let epoch: i64 = connection.query_row(insert, [], |row| row.get(0)).unwrap();
         assert!(epoch > now.as_millis() * 1_000, "{epoch}");
+    }
+
+    /// A chain that sleeps goes on, and one that a worker of that version runs is left to the worker until its lease is
+    /// over.
+    #[tokio::test]
+    async fn chains_in_a_file_of_each_earlier_version_go_on() {
+        let hint = |key: &str, epoch, tick| Hint {
+            kind: "sync".into(),
+            key: key.into(),
+            queue: "work".into(),
+            epoch: Epoch(epoch),
+            tick: TickNo(tick),
+            attempt: 1,
+            due: Time::from_millis(2),
+            parent: Epoch::NONE,
+            priority: None,
+        };
+        for version in 1..MIGRATIONS.len() {
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("ledger.db");
+            let older = Connection::open(&file).unwrap();
+            older.execute_batch(MIGRATIONS[0]).unwrap();
+            let rows = "INSERT INTO meta VALUES ('ledger_id', 'an-old-one');
+                INSERT INTO chains (kind, key, queue, tick, nominal, due, fence, expected, watch_at, payload, lease_until)
+                    VALUES ('sync', 'a', 'work', 7, 1, 2, 3, 4, 5, '{}', 0),
+                           ('sync', 'b', 'work', 9, 1, 2, 4, 4, 5, '{}', 2000000000000);
+                INSERT INTO attempts (fence, epoch, tick, attempt, previous, worker, due, started, finished, verdict)
+                    VALUES (3, 1, 6, 1, 0, 'w', 2, 2, 3, 'done'), (4, 2, 9, 1, 0, 'w', 2, 2, NULL, NULL);";
+            older.execute_batch(rows).unwrap();
+            MIGRATIONS[1..version].iter().for_each(|step| older.execute_batch(step).unwrap());
+            older.pragma_update(None, "user_version", version as u32).unwrap();
+            drop(older);
+            let url = LedgerUrl::Sqlite(file);
+            let ledger = SqliteLedger::open(&url, Clock::System, &Entropy::seeded(1)).unwrap();
+            let session = ledger.begin_session("new".into(), Duration::from_secs(60)).await.unwrap();
+            let ask = |hint: Hint| ClaimRequest {
+                hint,
+                worker: "new".into(),
+                session,
+                again: false,
+                takeover: false,
+                guard: Guard::default(),
+                recurs: true,
+                prepared: 9,
+            };
+            let claim = ledger.claim(ask(hint("a", 1, 7))).await.unwrap();
+            assert!(matches!(&claim, Claim::Granted(grant) if !grant.lost), "version {version}: {claim:?}");
+            let claim = ledger.claim(ask(hint("b", 2, 9))).await.unwrap();
+            assert_eq!(claim, Claim::Runs, "version {version}");
+            let beat = ledger.beat(session, Vec::new()).await.unwrap();
+            let [old] = &beat.others[..] else { panic!("version {version}: {beat:?}") };
+            assert_eq!(ledger.beat(session, vec![(old.session, old.beat)]).await.unwrap().ended, [old.session]);
+            let claim = ledger.claim(ask(hint("b", 2, 9))).await.unwrap();
+            assert!(matches!(&claim, Claim::Granted(grant) if grant.lost), "version {version}: {claim:?}");
+        }
     }
 
     #[tokio::test]

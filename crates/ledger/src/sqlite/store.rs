@@ -8,7 +8,7 @@ use roundelay_model::ids::{Epoch, TickNo};
 pub(super) use rusqlite::Result;
 use rusqlite::{Connection, Row, params};
 
-use super::page::LastNumbers;
+use super::page::{LastNumbers, Scratch};
 use crate::chain::{Hint, Holder, Sent};
 use crate::traffic::Counters;
 
@@ -24,11 +24,12 @@ pub struct Store {
     /// The transaction that is open has handed out slots.
     pub slots: bool,
     pub(super) last_numbers: LastNumbers,
+    pub(super) scratch: Scratch,
 }
 
 impl Store {
     pub fn new(connection: Connection, counters: Arc<Counters>) -> Self {
-        Self { connection, counters, slots: false, last_numbers: LastNumbers::default() }
+        Self { connection, counters, slots: false, last_numbers: LastNumbers::default(), scratch: Scratch::default() }
     }
 }
 
