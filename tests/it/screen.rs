@@ -270,7 +270,7 @@ const ALONE: &[&[&str]] = &[
 ];
 
 /// Those that need a worker that runs, or measure for long; they print as their siblings do.
-const NOT_HERE: [&str; 9] = [
+const NOT_HERE: [&str; 10] = [
     "health",
     "workers drain",
     "workers resume",
@@ -280,6 +280,8 @@ const NOT_HERE: [&str; 9] = [
     "bench restart",
     "bench shards",
     "bench throttles",
+    // It is about PostgreSQL: tests/it/site.rs.
+    "promote",
 ];
 /// Those that have no `--json`, which `crates/cli/src/lib.rs` gives reasons for.
 const MUTE: [&str; 4] = ["completions", "worker", "serve", "top"];

@@ -35,11 +35,10 @@ impl Engine {
         }
         let connections = match self.connections.take() {
             Some(connections) => connections,
-            // It may wait for a long time.
+            // A ledger's standby is waited for as long as it takes; what else there is to wait for ends soon by itself.
             None => tokio::select! {
-                biased;
-                () = shutdown.cancelled() => return Ok(()),
                 connected = Connections::of_worker(&self.config) => connected?,
+                () = async { shutdown.cancelled().await; tokio::time::sleep(OPENING).await } => return Ok(()),
             },
         };
         let stop = shutdown.child_token();
@@ -215,6 +214,8 @@ fn alone(config: &Config, broker: &dyn Broker) -> Result<Option<File>, StartErro
     }
 }
 
+/// How long a worker that is told to stop may still be connecting.
+const OPENING: Duration = Duration::from_secs(5);
 /// How long what takes messages, and what answers over HTTP, may take to stop.
 const PARTS_STOP: Duration = Duration::from_secs(5);
 /// How long aborted jobs may take to put themselves off.

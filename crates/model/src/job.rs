@@ -659,7 +659,7 @@ mod tests {
             // From before engines told by which clock a time is.
             r#"{"v":1,"kind":"sync","key":"a","queue":"work","due":1800000000000,"chain":{"ledger":"l","epoch":7,"tick":3}}"#,
             r#"{"v":1,"kind":"one","key":"b","queue":"work","due":1800000000000,"clock":-3600000,"attempt":4,"id":"1f","payload":{"n":[1,null]},"owner":"ann","depth":2,"retries":[{"of":"a1","by":"b2"}]}"#,
-            r#"{"v":1,"kind":"one","key":"b","sealed":{"text":"AA","since":1800000000000}}"#,
+            r#"{"v":1,"kind":"one","key":"b","sealed":{"text":"sealed:1:k:AAAA","since":1800000000000}}"#,
             r#"{"v":1,"kind":"sync","key":"a","payload":{"n":1},"enroll":{"queue":"work","priority":1,"owner":"ann","schedule":"every 5m","first_due":1800000000000}}"#,
             r#"{"v":1,"kind":"sync","key":"a","enroll":{}}"#,
             r#"{"v":1,"kind":"sync","key":"a","retire":{}}"#,
