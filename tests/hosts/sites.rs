@@ -200,15 +200,15 @@ async fn order(config: PathBuf, site: Vec<(String, String)>, accepted: Shared, s
         }
         let (run, joins) = (format!("run-{number}"), format!("joins-{number}"));
         let payload = json!({ "n": number }).to_string();
-        let ran = command(&config, &site, &["run", MANUAL, &run, "--payload", &payload]);
-        if let Ok(Ok(_)) = timeout(COMMAND, ran).await {
+        let words = ["run", MANUAL, &run, "--payload", &payload];
+        if let Ok(Ok(_)) = timeout(COMMAND, command(&config, &site, &words)).await {
             accepted.lock().manual.insert(run, Clock::System.now().as_millis());
         }
         let roster = config.with_file_name(format!("joins-{number}.csv"));
         std::fs::write(&roster, format!("key\n{joins}\n")).expect("the folder can be written");
         let roster = roster.to_string_lossy().into_owned();
-        let enrolled = command(&config, &site, &["enroll", "--kind", JOINS, &roster, "--spread", "5s"]);
-        if let Ok(Ok(_)) = timeout(COMMAND, enrolled).await {
+        let words = ["enroll", "--kind", JOINS, &roster, "--spread", "5s"];
+        if let Ok(Ok(_)) = timeout(COMMAND, command(&config, &site, &words)).await {
             accepted.lock().joins.insert(joins, Clock::System.now().as_millis());
         }
     }
@@ -364,8 +364,8 @@ pub async fn run(asked: &Asked<'_>) -> anyhow::Result<Value> {
     let all =
         stage.until(2 * PATIENCE, "all chains that were due are called", |seen| called(seen) == overdue.len()).await;
     let all_overdue = began.elapsed();
-    let told = timeout(Duration::from_secs(1_800), promotion).await???;
-    let done: Value = serde_json::from_str(told.trim())?;
+    let printed = timeout(Duration::from_secs(1_800), promotion).await???;
+    let done: Value = serde_json::from_str(printed.trim())?;
     if all.is_ok() {
         stage.say(&format!(
             "all {} chains that were due are called, {:.1} s after the command began",
