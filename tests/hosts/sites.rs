@@ -237,7 +237,6 @@ async fn publish(broker: RabbitBroker, accepted: Shared, stop: CancellationToken
 
 /// What a run has.
 struct Stage {
-    log: Writer,
     seen: Seen,
     began: Instant,
     quiet: bool,
@@ -276,7 +275,7 @@ pub async fn run(asked: &Asked<'_>) -> anyhow::Result<Value> {
     let receiver = receiver::start(log.clone(), seen.clone(), manner, &[])?;
     let every = Duration::from_secs((asked.chains / PER_SECOND).max(20) as u64);
     let config = write_config(asked.folder, receiver, every)?;
-    let stage = Stage { log: log.clone(), seen, began: Instant::now(), quiet: asked.quiet };
+    let stage = Stage { seen, began: Instant::now(), quiet: asked.quiet };
     stage.say(
         "two sites run: RabbitMQ and PostgreSQL at each, the second PostgreSQL is the first's synchronous standby",
     );
