@@ -32,7 +32,7 @@ const NOTED: &str = "SELECT value FROM meta WHERE name = 'sent_in_timeline'";
 const NOTE: &str = "
     INSERT INTO meta (name, value) VALUES ('sent_in_timeline', substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))
     ON CONFLICT (name) DO UPDATE SET value = excluded.value";
-/// An older format has no such column.
+/// Read by way of JSON, since the table of an older format has no column `synchronous`.
 const SESSIONS: &str =
     "SELECT worker, coalesce((to_jsonb(s) ->> 'synchronous')::bool, false) FROM sessions s ORDER BY session";
 /// The latest time that workers have told, which a beat does once a second.

@@ -171,8 +171,8 @@ impl Chains {
     /// The only move that has to be looked at, of those that are possible where nothing more can go wrong or be ordered
     /// (partial-order reduction, with a set of one).
     ///
-    /// - A dead worker begins, where the other one works. A worker that has begun and does nothing has all that a dead
-    ///   one has: its old session may be ended, and time passes or not, as before. So nothing is left out.
+    /// - A dead worker begins, where the other one works. A worker that has begun and does nothing can still take each
+    ///   step of a dead one: its old session may be ended, and time passes or not, as before. So nothing is left out.
     /// - A worker goes on with its message of one of two chains, if nothing else can touch that chain meanwhile: no
     ///   other message of the chain is in hand or can be delivered, catch-up does not find the chain, and no session
     ///   that ends holds it. Time does not pass before, since the worker has something to do. So all other moves are of

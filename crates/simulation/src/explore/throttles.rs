@@ -1,6 +1,6 @@
 //! The model of a throttle: two workers ask one ledger for slots, use them on time or late, and lose them.
 //!
-//! Real is all that the ledger decides: `serve` in `crates/model/src/pacing/`, with GCRA, counted windows, holds,
+//! What the ledger decides is the real code: `serve` in `crates/model/src/pacing/`, with GCRA, counted windows, holds,
 //! budgets, the breaker and orders. Modelled is what a worker does with the answer (`crates/engine/src/throttle/`): it
 //! asks again when the answer says so, and uses a slot from when that opens until three quarters of the slip later. A
 //! quarter is for the way to the upstream, so that a start which is late comes in a whole slip after its slot.
