@@ -121,7 +121,8 @@ pub(super) struct Committing {
 /// server was started, or in where its recovery ended.
 ///
 /// The message writes to the log, so that this statement, too, is answered only when a synchronous standby has it, and
-/// with it all that was committed before: a commit whose wait for the standby was broken off is else on this server alone.
+/// with it all that was committed before: a commit whose wait for the standby was broken off is else
+/// on this server alone.
 const FATE: &str = "
     SELECT CASE WHEN concat(pg_postmaster_start_time(), ' ', pg_last_wal_replay_lsn()) = $2
                 THEN pg_xact_status($1::text::xid8) END,
