@@ -58,7 +58,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const LONGEST: Duration = Duration::from_secs(180);
 /// How long a run may go on beyond its time to have had all its faults, as a share of its time and
 /// at least.
-const OVERTIME: (f64, Duration) = (0.5, Duration::from_secs(120));
+const OVERTIME: (f64, Duration) = (0.5, Duration::from_secs(300));
 
 /// Breaks a cluster, a database and workers for a while, and judges what came of the chains.
 #[derive(Parser)]
