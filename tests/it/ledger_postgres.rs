@@ -393,6 +393,23 @@ async fn a_verb_that_cannot_be_written_fails_alone() {
     assert!(matches!(ledger.claim(ask(&hints[7], "w")).await.unwrap(), Claim::Granted(_)));
 }
 
+/// A program that runs on while a newer one brings the tables up to date does not know what it would write.
+#[tokio::test]
+async fn a_program_whose_tables_a_newer_one_has_brought_up_to_date_writes_no_chain() {
+    let schema = Schema::new().await;
+    let ledger = open(&schema.url).await.unwrap();
+    let hints = begun(&*ledger, ["a".to_owned()].into_iter()).await;
+    let raw = schema.raw().await;
+    let version = "UPDATE meta SET value = (value::int + $1::int)::text WHERE name = 'ledger_version'";
+    raw.execute(version, &[&1]).await.unwrap();
+    let refused = ledger.claim(ask(&hints[0], "w")).await.unwrap_err().to_string();
+    assert!(refused.contains("a newer program") && refused.contains("stop this one"), "{refused}");
+    assert!(ledger.enroll(vec![chain("b", ledger.now())]).await.is_err());
+    assert!(open(&schema.url).await.is_err());
+    raw.execute(version, &[&-1]).await.unwrap();
+    assert!(matches!(ledger.claim(ask(&hints[0], "w")).await.unwrap(), Claim::Granted(_)));
+}
+
 /// An older copy of the database gives no number again that was given since the copy was made.
 #[tokio::test]
 async fn epochs_and_fences_never_go_back_when_an_older_copy_is_restored() {

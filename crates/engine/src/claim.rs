@@ -60,10 +60,11 @@ impl Core {
             let (term, answer) = loop {
                 // While this worker cannot show that it lives, it claims nothing: also when its turn, or the answer
                 // before, has taken longer than its lease.
+                // An order to close the queue that was read meanwhile counts first.
                 let term = tokio::select! {
                     biased;
-                    term = self.vitals.term() => term,
                     () = self.stop.put_back(queue) => return None,
+                    term = self.vitals.term() => term,
                 };
                 let again_alone = again && self.in_hand.count(in_hand.epoch) == 1;
                 let session = term.session();
@@ -126,8 +127,8 @@ impl Core {
         let turn = in_hand.turn.lock().await;
         let term = tokio::select! {
             biased;
-            term = self.vitals.term() => term,
             () = self.stop.put_back(queue) => return None,
+            term = self.vitals.term() => term,
         };
         let claim = self.ledger.claim(ClaimRequest { session: term.session(), ..request }).await.ok()?;
         drop(turn);

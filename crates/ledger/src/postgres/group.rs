@@ -11,6 +11,7 @@ use tokio_postgres::{Error, Row, Statement};
 
 use super::clock;
 use super::connect::{Session, ends_session, passes, words};
+use super::schema;
 use super::write::{self, Column, Part};
 use crate::chain::{ChainState, Hint, Holder};
 use crate::decide::grant::ChainRow;
@@ -29,7 +30,7 @@ const LOCK: &str = "
         SELECT named.epoch FROM unnest($4::text[], $5::text[]) AS n (kind, key)
         JOIN chains named ON named.kind = n.kind AND named.key = n.key AND named.parent = 0))
     ORDER BY epoch FOR UPDATE";
-/// The time, the transaction, numbers from the sequences, and the sessions that go on. Asked after all locks are held:
+/// The time, the transaction, numbers from the sequences, the sessions that go on, and the format's version. Asked after all locks are held:
 /// so a chain's fences rise, and no lease is judged by the time before the wait for a lock. A statement that waits for
 /// a row gets the row as it is then, and everything else as it was before: by the sessions from before the wait, the
 /// holder would seem gone that has begun and claimed meanwhile.
@@ -38,7 +39,8 @@ const NUMBERS: &str = "
            concat(pg_postmaster_start_time(), ' ', pg_last_wal_replay_lsn()),
            ARRAY(SELECT nextval('fences') FROM generate_series(1, $1::int8)),
            ARRAY(SELECT nextval('epochs') FROM generate_series(1, $2::int8)), (SELECT set_by FROM ledger_clock),
-           (SELECT version FROM ledger_clock), ARRAY(SELECT session FROM sessions)";
+           (SELECT version FROM ledger_clock), ARRAY(SELECT session FROM sessions),
+           (SELECT value FROM meta WHERE name = 'ledger_version')";
 /// How many workers have died over the attempts of these claims, as [`crate::sqlite`] counts it.
 const DEATHS: &str = "
     WITH RECURSIVE claims AS (
@@ -170,6 +172,7 @@ pub(super) async fn transact(
     let seen =
         Seen { server: told.try_get(0)?, set: told.try_get(5)?, version: told.try_get(6)?, asked, answered: instant() };
     let sessions: Vec<i64> = told.try_get(7)?;
+    still_ours(told.try_get(8)?)?;
     page.judge_holders(&sessions);
     let left_over: Vec<i64> = page.left_over(&wanted.taken_over).into_iter().map(Fence::get).collect();
     if !left_over.is_empty() {
@@ -187,6 +190,19 @@ pub(super) async fn transact(
         return Err(Failed::Statement(why.into()));
     }
     write(session, &page, transaction, committing).await
+}
+
+/// Refuses to go on with tables that a newer program has brought up to date meanwhile: what this one knows of their
+/// columns may no longer hold.
+fn still_ours(version: &str) -> Result<(), Failed> {
+    if version == schema::VERSION.to_string() {
+        return Ok(());
+    }
+    Err(Failed::Statement(format!(
+        "a newer program has brought the ledger's format to version {version}, and this one knows version {}: stop this \
+         one",
+        schema::VERSION
+    )))
 }
 
 async fn lock(session: &Session, wanted: &Wanted) -> Result<Vec<Row>, Error> {

@@ -6,9 +6,9 @@
 //! window begins.
 //!
 //! The first window of a throttle paces, by the generic cell rate algorithm (GCRA; ITU-T I.371, there as "virtual
-//! scheduling", also known as the leaky bucket as a meter). The emission interval alone keeps the window exact. With a
-//! `burst` there is a tolerance: `burst` slots may follow each other at once after a pause, and the slots of the window
-//! are counted as well. Further windows (such as 1,000 per day) are only counted.
+//! scheduling", also known as the leaky bucket as a meter). The emission interval alone keeps the window exact, if every
+//! start costs 1. With a `burst` there is a tolerance: `burst` slots may follow each other at once after a pause. Then,
+//! and while a start of a higher cost is in the window, the window's slots are counted as well. Further windows (such as 1,000 per day) are only counted.
 //!
 //! | symbol | here | meaning |
 //! |---|---|---|
@@ -23,8 +23,8 @@
 //!
 //! Where each decision is:
 //!
-//! - `limits`: `T`, `τ`, `g`, and which windows are counted.
-//! - `pace`: `TAT` and the counted windows.
+//! - `limits`: `T`, `τ`, `g`.
+//! - `pace`: `TAT`, and which windows are counted.
 //! - `holds`: holds, budgets, and the slow start after a hold, which make the spacing larger.
 //! - [`breaker`]: the circuit breaker. `feedback` moves it, and says what else follows from what an upstream reports.
 //! - `overrides`: what an operator has ordered.
@@ -219,7 +219,9 @@ impl State {
             if probe.is_none() {
                 self.served(turn);
             }
-            if !left.iter().any(|n| asked.requests[*n].priority == request.priority) {
+            let others = left.iter().any(|n| asked.requests[*n].priority == request.priority);
+            // Starts that had to wait for a large one go first now, and may be another worker's.
+            if !others && self.waiting.get(&request.priority).is_some_and(|waiting| !waiting.less_first) {
                 self.waiting.remove(&request.priority);
             }
         }
@@ -445,17 +447,45 @@ mod tests {
         let first = state.grant(&limits, &ask(&requests, START));
         assert_eq!((first.slots.len(), first.slots[0].0), (1, 0));
         // More than all of a window it never costs.
+        // A window that holds both would hold 15.
         let again = first.again.unwrap();
-        assert_eq!((again - START) / S, 5);
+        assert_eq!((again - START) / S, 10);
         let second = state.grant(&limits, &ask(&requests[1..], again));
         assert_eq!(second.slots, [(0, again)]);
         assert_eq!((state.grant(&limits, &ask(&requests[..1], again + 1)).again.unwrap() - again) / S, 10);
     }
 
+    /// Without a burst, in spaced slots, the pace alone would let `cost - 1` too many into a window.
+    #[test]
+    fn no_window_holds_more_than_is_allowed_where_costs_differ() {
+        for (allow, many) in [(3, 1), (10, 1), (200, 1), (200, 4)] {
+            let limits = limits(allow, 10, 1);
+            let (mut state, mut at) = (State::default(), START);
+            let mut slots: Vec<(Micros, u32)> = Vec::new();
+            for n in 0..400 {
+                let costs = [1, 1, 3, 1, 2, 1, 1].into_iter().cycle().skip(n);
+                let asked: Vec<StartRequest> =
+                    costs.take(many).map(|cost| StartRequest { priority: 0, cost, probe: false }).collect();
+                let answer = state.grant(&limits, &ask(&asked, at));
+                slots.extend(answer.slots.iter().map(|(n, opens)| (*opens, asked[*n].cost)));
+                at = answer.again.unwrap_or(at);
+            }
+            let window = (limits.window.per + limits.slip()).as_micros() as Micros;
+            for (n, (first, _)) in slots.iter().enumerate() {
+                let within = slots[n..].iter().take_while(|(at, _)| at - first < window);
+                let cost: u32 = within.map(|(_, cost)| cost).sum();
+                assert!(cost <= allow, "{cost} within a window, of {allow}, from slot {n} on");
+            }
+            let passed = (slots[slots.len() - 1].0 - slots[0].0) as f64 / window as f64;
+            let used = slots.iter().map(|(_, cost)| f64::from(*cost)).sum::<f64>() / f64::from(allow) / passed;
+            assert!(slots.len() > 100 && used > 0.7, "{used} of {allow} is used");
+        }
+    }
+
     /// Two workers, each with more to do than is allowed, one of them with requests that need room for several at once.
     #[test]
     fn what_needs_more_room_is_had_beside_what_needs_less() {
-        for (limits, least) in [(limits(5, 60, 5), 0.6), (limits(5, 60, 1), 0.9), (limits(20, 60, 20), 0.6)] {
+        for (limits, least) in [(limits(5, 60, 5), 0.6), (limits(5, 60, 1), 0.7), (limits(20, 60, 20), 0.6)] {
             let mut state = State::default();
             let (small, large) = (requests(600, 0), vec![StartRequest { priority: 0, cost: 3, probe: false }; 3]);
             let (mut asks, mut had) = ([START, START + 1], [0_u32, 0]);

@@ -8,9 +8,6 @@
 //! Times are milliseconds from now, and those that are over are forgotten as soon as they change nothing, so that the
 //! states are finitely many. What the ledger remembers is rounded up to whole milliseconds: slots come no sooner.
 //!
-//! Starts that cost more than one are not explored: without a burst the pace alone keeps the window, and lets up to
-//! `cost - 1` too many into it (two starts of cost 2 lie two spacings apart, also where three are allowed).
-//!
 //! Of the ledger's clock this sees what `serve` sees: a time that is a little earlier than before, that of a ledger
 //! which was begun anew, and that of a server whose clock was set, read by a worker that has just begun. A worker that
 //! has known the clock for longer corrects such a reading within a second (`clock/followed.rs`, not explored here).
@@ -205,6 +202,7 @@ struct Row {
     b: (f64, Micros),
     o: i64,
     a: (Micros, Micros),
+    e: Micros,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -446,9 +444,10 @@ impl Throttle {
         // Who has begun looks back no further.
         row.t = if row.t == 0 { 0 } else { row.t.max(NOW - micros(SETTLES) - 1_000_000) };
         // Where the pace alone keeps the window, its slots are counted for people only.
-        if self.limits.burst <= 1 {
+        if self.limits.burst <= 1 && self.starts.iter().all(|(_, cost)| *cost == 1) {
             row.c.clear();
         }
+        row.e = if row.e + longest > over { row.e } else { 0 };
         for marks in row.c.values_mut() {
             marks.retain(|(at, _)| at + longest > over);
         }
@@ -833,6 +832,10 @@ pub fn bounds() -> Vec<(&'static str, Throttle)> {
         (
             "a throttle with a breaker",
             Throttle { breaker: Some(breaker), ..with(Left { words: 2, orders: 1, ..none }) },
+        ),
+        (
+            "a throttle of unlike costs",
+            Throttle { limits: limits(3, 32, 1), starts: [(0, 1), (0, 2)], ..usual.clone() },
         ),
         ("a throttle with priorities", Throttle { starts: [(1, 1), (0, 1)], ..with(Left { leaves: 1, ..none }) }),
     ]

@@ -68,9 +68,9 @@ impl Limits {
         Duration::from_micros(self.emission_interval().ceil() as u64)
     }
 
-    /// The windows whose slots must be counted: without a burst, the pace alone keeps the first one.
-    pub(super) fn counted(&self) -> impl Iterator<Item = Window> {
-        self.windows().skip(usize::from(self.burst <= 1))
+    /// Whether the pace alone keeps the first window if every start in it costs 1: there is no burst.
+    pub(super) fn pace_suffices(&self) -> bool {
+        self.burst <= 1
     }
 }
 

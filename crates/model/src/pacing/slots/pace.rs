@@ -7,7 +7,7 @@ use super::{LEAD, MAX_AHEAD, Micros};
 
 /// In how many parts of a larger window its slots are counted.
 const PARTS: i64 = 128;
-/// The same for a window that the pace alone keeps: its slots are counted for people only.
+/// The same for a window that the pace alone keeps, as long as every start costs 1: its slots are counted for people.
 const SHOWN_PARTS: i64 = 16;
 /// How many windows are counted at most, those of former limits among them.
 const MAX_WINDOWS: usize = 6;
@@ -24,6 +24,9 @@ pub(super) struct Pace {
     pub unslowed_tat: f64,
     /// The slots of each counted window, by its length in milliseconds: when they opened, and how many.
     pub counted: BTreeMap<u64, Vec<(Micros, u32)>>,
+    /// When the last slot for a start of a cost above 1 opened; 0 is never. The pace alone does not keep a window in
+    /// which starts of different costs are.
+    pub costly_at: Micros,
 }
 
 impl Pace {
@@ -46,7 +49,10 @@ impl Pace {
     pub fn opens(&self, limits: &Limits, cost: u32, probe: bool) -> Micros {
         let tat = if probe { self.unslowed_tat } else { self.tat };
         let mut opens = (tat - tolerance(limits)).ceil() as Micros;
-        for window in limits.counted() {
+        for (n, window) in limits.windows().enumerate() {
+            if n == 0 && limits.pace_suffices() && cost == 1 && !self.is_costly(limits, opens) {
+                continue;
+            }
             let Some(marks) = self.counted.get(&millis(window)) else { continue };
             let mut room = i64::from(window.allow) - i64::from(cost);
             for (at, count) in marks.iter().rev() {
@@ -58,6 +64,11 @@ impl Pace {
             }
         }
         opens
+    }
+
+    /// Whether the first window holds a start of a cost above 1 when a slot opens at `opens`.
+    fn is_costly(&self, limits: &Limits, opens: Micros) -> bool {
+        self.costly_at != 0 && self.costly_at + limits.stretched(limits.window).ceil() as Micros > opens
     }
 
     /// Grants a slot for a start of this cost. The next one opens a `step` (µs) later: the emission interval times the
@@ -77,7 +88,10 @@ impl Pace {
 
     fn count(&mut self, limits: &Limits, opens: Micros, cost: u32) {
         let slip = limits.slip().as_micros() as Micros;
-        let shown = (limits.burst <= 1).then(|| millis(limits.window));
+        if cost > 1 {
+            self.costly_at = self.costly_at.max(opens);
+        }
+        let shown = (limits.pace_suffices() && !self.is_costly(limits, opens)).then(|| millis(limits.window));
         let also: Vec<u64> = limits.also.iter().copied().map(millis).collect();
         // The windows of former limits, which may be in force again, are counted as well.
         for (per, marks) in &mut self.counted {
@@ -135,6 +149,7 @@ impl Pace {
         for at in [&mut self.tat, &mut self.unslowed_tat].into_iter().filter(|at| **at != 0.0) {
             *at += by as f64;
         }
+        self.costly_at += if self.costly_at == 0 { 0 } else { by };
         self.counted.values_mut().flatten().for_each(|mark| mark.0 += by);
     }
 }

@@ -45,6 +45,8 @@ pub(super) struct Row {
     released: i64,
     #[serde(rename = "a", default, skip_serializing_if = "is_default")]
     as_ordered: (Micros, Micros),
+    #[serde(rename = "e", default, skip_serializing_if = "is_default")]
+    costly_at: Micros,
 }
 
 impl From<Row> for State {
@@ -62,12 +64,12 @@ impl From<Row> for State {
             failed_probes,
             ..
         } = row;
-        let Row { held_until, why, slow_start_until, budget, released, as_ordered, .. } = row;
+        let Row { held_until, why, slow_start_until, budget, released, as_ordered, costly_at, .. } = row;
         Self {
             seen,
             waiting,
             last_went_lower,
-            pace: Pace { interval, tat, unslowed_tat, counted },
+            pace: Pace { interval, tat, unslowed_tat, counted, costly_at },
             holds: Holds { held_until, why, slow_start_until, budget, released, ordered: 0, as_ordered },
             circuit: Circuit { tripped, failures, failed_probes },
         }
@@ -77,7 +79,7 @@ impl From<Row> for State {
 impl From<State> for Row {
     fn from(state: State) -> Self {
         let State { seen, waiting, last_went_lower, pace, holds, circuit } = state;
-        let Pace { interval, tat, unslowed_tat, counted } = pace;
+        let Pace { interval, tat, unslowed_tat, counted, costly_at } = pace;
         // `ordered` is not stored: each request brings the operator's orders along.
         let Holds { held_until, why, slow_start_until, budget, released, ordered: _, as_ordered } = holds;
         let Circuit { tripped, failures, failed_probes } = circuit;
@@ -98,6 +100,7 @@ impl From<State> for Row {
             budget,
             released,
             as_ordered,
+            costly_at,
         }
     }
 }
@@ -113,6 +116,7 @@ mod tests {
             r#"{"t":0,"d":0.0,"n":0.0,"q":0.0}"#,
             r#"{"t":1700000000000000,"d":12200000.5,"n":1700000012200000.0,"q":1700000012200000.0,"c":{"60000":[[1700000000000000,1]]}}"#,
             r#"{"t":1700000000000000,"d":12200000.0,"n":1700000036600000.0,"q":1700000012200000.0,"c":{"60000":[[1700000000000000,1],[1700000003750000,2]],"86400000":[[1700000100000000,7]]},"w":{"-3":{"until":1700000000250000,"passed":0},"5":{"until":1700000000250000,"passed":2,"large":[3,1700000000300000],"less":true}},"l":true,"h":1700000020000000,"y":"HTTP 429","g":1700000080000000,"p":true,"x":4,"r":2,"b":[30000000.0,9223372036854775807],"o":1700000000000001,"a":[1700000030000000,-5000000]}"#,
+            r#"{"t":1700000000000000,"d":12200000.0,"n":1700000024400000.0,"q":1700000024400000.0,"e":1700000000000000}"#,
         ];
         for row in rows {
             let state: State = serde_json::from_str(row).unwrap();
