@@ -19,7 +19,7 @@ use futures_util::StreamExt;
 use parking_lot::Mutex;
 use roundelay_broker::{Depth, PublishError};
 use roundelay_config::CatchUpSettings;
-use roundelay_ledger::{ClaimId, Hint, Holder, LedgerError, LookAgain, OrphanFilter, Overdue};
+use roundelay_ledger::{ClaimId, Hint, Holder, LedgerError, LookAgain, OrphanFilter, Overdue, QueueCensus};
 use roundelay_model::clock::Time;
 use roundelay_model::ids::Epoch;
 use roundelay_model::job::Envelope;
@@ -39,7 +39,7 @@ use crate::patient::PatientLedger;
 use crate::publishing::Publishing;
 use crate::queue::QueueRun;
 use crate::queue::Queues;
-use crate::resend::Pages;
+use crate::resend::{Pages, counted};
 use crate::suspects::Suspects;
 use crate::telemetry::Count;
 use crate::trace::Run;
@@ -538,18 +538,10 @@ fn of_lane(needs: &Needs, queue: &str, chain: &Overdue, come: &[(Depth, Option<T
     come.get(usize::from(lane)).copied().unwrap_or_default()
 }
 
-/// How many chains of a queue are overdue. 0 when they cannot be counted: then they are sent faster, not never.
+/// How many chains of a queue are overdue.
 async fn overdue_of(needs: &Needs, queue: &str) -> usize {
-    match needs.ledger.census(needs.catch_up.slack).await {
-        Ok(census) => {
-            let of_queue = census.queues.iter().filter(|of| of.queue == queue);
-            usize::try_from(of_queue.map(|of| of.overdue).sum::<i64>()).unwrap_or(0)
-        }
-        Err(error) => {
-            tracing::warn!(queue, %error, "failed to count overdue chains, so they are sent again faster than wanted");
-            0
-        }
-    }
+    let of_queue = |of: &QueueCensus| if of.queue == queue { of.overdue } else { 0 };
+    counted(&*needs.ledger, needs.catch_up.slack, of_queue).await
 }
 
 /// Publishes messages for chains, each due at the given time. Returns the epochs of those that
@@ -596,8 +588,7 @@ async fn send_all(needs: &Needs, sends: Vec<(Hint, Time)>) -> HashSet<Epoch> {
 async fn re_create(needs: &Needs) -> Result<(), String> {
     let queues: Vec<String> = needs.queues.keys().cloned().collect();
     let share = (SHARE, needs.catch_up.spread);
-    let mut pages =
-        Pages::new(&*needs.ledger, queues, needs.catalog.names(), share).await.map_err(|e| e.to_string())?;
+    let mut pages = Pages::new(&*needs.ledger, queues, needs.catalog.names(), share).await;
     while let Some(sends) = pages.next().await.map_err(|error| error.to_string())? {
         send_all(needs, sends).await;
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use roundelay_config::Config;
-use roundelay_ledger::{Hint, Kinds, Ledger, LedgerError};
+use roundelay_ledger::{Hint, Kinds, Ledger, LedgerError, QueueCensus};
 use roundelay_model::clock::Time;
 use roundelay_model::ids::Epoch;
 use roundelay_model::schedule::spread;
@@ -40,21 +40,16 @@ pub(crate) struct Pages<'a> {
 
 impl<'a> Pages<'a> {
     /// Those of these queues and kinds. `share` is the time from one overdue chain to the next, for at most `most` in all.
-    ///
-    /// # Errors
-    /// When the ledger cannot be read.
     pub(crate) async fn new(
         ledger: &'a dyn Ledger,
         queues: Vec<String>,
         kinds: Kinds,
         (share, most): (Duration, Duration),
-    ) -> Result<Self, LedgerError> {
-        let census = ledger.census(Duration::ZERO).await?;
-        let overdue: i64 = census.queues.iter().map(|queue| queue.due + queue.running).sum();
-        let overdue = usize::try_from(overdue).unwrap_or(0);
+    ) -> Self {
+        let overdue = counted(ledger, Duration::ZERO, |queue| queue.due + queue.running).await;
         let window = most.min(share.saturating_mul(u32::try_from(overdue).unwrap_or(u32::MAX)));
         let (start, after) = (ledger.now(), Epoch::NONE);
-        Ok(Self { ledger, queues, kinds, start, after, nth: 0, overdue, window, total: 0 })
+        Self { ledger, queues, kinds, start, after, nth: 0, overdue, window, total: 0 }
     }
 
     /// The next page, each chain with the time for which it is sent; `None` after the last.
@@ -75,6 +70,18 @@ impl<'a> Pages<'a> {
             (hint, self.start + spread(self.nth - 1, self.overdue, self.window))
         });
         Ok(Some(sends.collect()))
+    }
+}
+
+/// How many chains `of` adds up to over all queues, where those are overdue that should have begun `slack` ago. 0 when they
+/// cannot be counted: to go through very many takes a busy ledger long. They are sent faster then, not never.
+pub(crate) async fn counted(ledger: &dyn Ledger, slack: Duration, of: impl Fn(&QueueCensus) -> i64) -> usize {
+    match ledger.census(slack).await {
+        Ok(census) => usize::try_from(census.queues.iter().map(of).sum::<i64>()).unwrap_or(0),
+        Err(error) => {
+            tracing::warn!(%error, "failed to count overdue chains, so they are sent again faster than wanted");
+            0
+        }
     }
 }
 
@@ -108,7 +115,7 @@ pub async fn resend_all(config: &Config, connections: &Connections) -> Result<Re
     let soon = ledger.now() + SOON;
     for first in [true, false] {
         let share = (crate::catch_up::SHARE, config.catch_up.spread);
-        let mut pages = Pages::new(ledger, queues.clone(), kinds.clone(), share).await?;
+        let mut pages = Pages::new(ledger, queues.clone(), kinds.clone(), share).await;
         while let Some(mut page) = pages.next().await? {
             page.retain(|(hint, _)| (hint.due <= soon) == first);
             dispatch
