@@ -65,9 +65,10 @@ impl Authority {
 
 /// A broker with TLS, and a worker's certificate.
 struct Stage {
+    // Dropped first: a node whose folder is gone cannot be ended.
+    node: Node,
     folder: tempfile::TempDir,
     authority: Authority,
-    node: Node,
 }
 
 impl Stage {
@@ -82,7 +83,7 @@ impl Stage {
         let own = folder.path().join("own");
         authority.certify(&own, "worker", &[], 20);
         let node = Node::start(folder.path(), &["--tls", server.to_str().unwrap()]).await;
-        Self { folder, authority, node }
+        Self { node, folder, authority }
     }
 
     fn path(&self, name: &str) -> PathBuf {
