@@ -281,19 +281,6 @@ pub async fn run(asked: &Asked<'_>) -> anyhow::Result<Value> {
     );
 
     let (at_first, at_second) = (first.variables(true), second.variables(false));
-    let spread = format!("{}s", every.as_secs());
-    for (kind, chains, spread) in [("slow", asked.chains, spread.as_str()), ("quick", QUICK, "2s")] {
-        let roster = asked.folder.join(format!("{kind}.csv"));
-        let rows: String = (0..chains).map(|n| format!("{kind}-{n}\n")).collect();
-        std::fs::write(&roster, format!("key\n{rows}"))?;
-        let roster = roster.to_string_lossy().into_owned();
-        command(&config, &at_first, &["enroll", "--kind", kind, &roster, "--spread", spread]).await?;
-    }
-    stage.say(&format!(
-        "{} chains are enrolled at the first site, one tick each {every:?}; {QUICK} each 2 s",
-        asked.chains
-    ));
-
     let writer = log.clone();
     let told = Arc::new(move |worker: &str, did| writer.write(Entry::Worker { worker: worker.to_owned(), did }));
     let plan = |variables: Vec<Vec<(String, String)>>, before| Plan {
@@ -306,6 +293,19 @@ pub async fn run(asked: &Asked<'_>) -> anyhow::Result<Value> {
     let of_first = Workers::start(plan(vec![at_first.clone(); WORKERS], 0), told.clone()).await;
     // These wait at the standby.
     let of_second = Workers::start(plan(vec![at_second.clone(); WORKERS], WORKERS), told.clone()).await;
+    // The workers run already: to enroll very many takes minutes, in which the first are due.
+    let spread = format!("{}s", every.as_secs());
+    for (kind, chains, spread) in [("slow", asked.chains, spread.as_str()), ("quick", QUICK, "2s")] {
+        let roster = asked.folder.join(format!("{kind}.csv"));
+        let rows: String = (0..chains).map(|n| format!("{kind}-{n}\n")).collect();
+        std::fs::write(&roster, format!("key\n{rows}"))?;
+        let roster = roster.to_string_lossy().into_owned();
+        command(&config, &at_first, &["enroll", "--kind", kind, &roster, "--spread", spread]).await?;
+    }
+    stage.say(&format!(
+        "{} chains are enrolled at the first site, one tick each {every:?}; {QUICK} each 2 s",
+        asked.chains
+    ));
 
     let (accepted, stop) = (Shared::default(), CancellationToken::new());
     let publisher = RabbitBroker::connect(&first.broker, Names::new("roundelay")).await?;
