@@ -189,7 +189,7 @@ async fn play(
     let before = stage.seen.by_chain();
     let again = |stage: &Stage| {
         let now = stage.seen.by_chain();
-        before.iter().all(|(epoch, times)| now.get(epoch).is_some_and(|again| *again >= times + 1))
+        before.iter().all(|(epoch, times)| now.get(epoch).is_some_and(|again| *again > *times))
     };
     let deadline = Instant::now() + SLACK + PATIENCE;
     // Who is not back by then is for the judge.
