@@ -134,7 +134,9 @@ queue = "work"
 async fn chains_go_on_while_a_worker_is_frozen_that_the_broker_still_believes_in() {
     use nix::sys::signal::{Signal, kill};
 
-    let ground = Ground::rabbit_and_postgres().await;
+    let mut ground = Ground::rabbit_and_postgres().await;
+    // The broker believes in it for longer than the test may take, however slow the machine is.
+    ground.vhost.as_mut().unwrap().amqp.push_str("?heartbeat=60");
     let (receiver, port) = serve(watch::channel(1).1).await;
     let config = ground.config_file(&format!(
         r#"
