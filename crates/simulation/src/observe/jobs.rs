@@ -10,7 +10,7 @@ use roundelay_model::job::{Envelope, Job};
 use tokio::time::Instant;
 
 use super::orders::ANSWER;
-use super::{Holder, JobModel, Observer, State, UniqueRun};
+use super::{Holder, JobModel, Observer, Places, State, UniqueRun};
 use crate::worker::Process;
 
 impl Observer {
@@ -54,6 +54,11 @@ impl Observer {
             }
         }
         state.places.insert(name, Holder { id: Some(id.into()), until: now + window });
+    }
+
+    /// Who has which place, for a copy of the ledger.
+    pub fn places(&self) -> Places {
+        self.lock().places.clone()
     }
 
     /// The unique job `id` has given its place up.

@@ -118,8 +118,12 @@ struct UniqueRun {
     process: Arc<Process>,
 }
 
+/// The places of unique jobs, by kind and key.
+pub type Places = BTreeMap<(String, String), Holder>;
+
 /// Which job has the place of its kind and key, as the ledger has said.
-struct Holder {
+#[derive(Clone, Debug)]
+pub struct Holder {
     /// `None` when it was given up.
     id: Option<String>,
     until: Time,
@@ -146,6 +150,8 @@ struct JobModel {
     /// An operator has thrown its message away.
     excused: bool,
     ended: bool,
+    /// A run of it ended well.
+    done: bool,
     /// It failed for good, so that a person must find it.
     failed: Option<(Instant, (String, String))>,
     /// It belongs to a unique kind and once had its place.
@@ -195,7 +201,7 @@ struct State {
     running: BTreeMap<u64, Running>,
     unique_running: BTreeMap<u64, UniqueRun>,
     /// The places of unique jobs; what is not there is not known.
-    places: BTreeMap<(String, String), Holder>,
+    places: Places,
     /// Since then everything of the owner is paused.
     owner_paused: Option<Instant>,
     /// By worker and run.
@@ -283,7 +289,9 @@ impl Observer {
 
     /// The ledger was replaced by an older copy, and all workers are dead: what was accepted since
     /// then may be gone, and who was stopped may not be.
-    pub fn restored(&self) {
+    ///
+    /// `places` are those that the copy knows: who asks again for a place that it has there does not get it for longer.
+    pub fn restored(&self, places: Places) {
         let mut state = self.lock();
         state.restored = true;
         state.last_end.clear();
@@ -294,7 +302,7 @@ impl Observer {
         }
         state.batches.clear();
         state.discovered.clear();
-        state.places.clear();
+        state.places = places;
         state.owner_paused = None;
         state.jobs.values_mut().for_each(|job| job.excused = true);
     }

@@ -11,7 +11,7 @@ use roundelay_model::job::Job;
 use roundelay_model::outcome::Outcome;
 use tokio::time::Instant;
 
-use super::{Name, Observer, Running};
+use super::{Name, Observer, Running, State};
 use crate::worker::Process;
 use crate::world::workload::BRISK;
 
@@ -25,6 +25,16 @@ pub struct Run {
     pub number: u64,
     /// Queue, worker and run.
     place: (String, usize, usize),
+    /// The last attempt of a one-off job, until its handler has ended by itself.
+    last: Option<LastAttempt>,
+}
+
+/// The last attempt of a one-off job, which the engine ends when its time is up.
+struct LastAttempt {
+    id: String,
+    name: (String, String),
+    process: Arc<Process>,
+    until: Instant,
 }
 
 impl Drop for Run {
@@ -33,6 +43,9 @@ impl Drop for Run {
         let mut state = self.observer.lock();
         state.unique_running.remove(&self.number);
         state.busy.entry(self.place.clone()).and_modify(|count| *count -= 1);
+        if let Some(last) = self.last.take().filter(|last| Instant::now() >= last.until && last.process.is_running()) {
+            state.job_ended(last.id, Some(last.name));
+        }
         let Some(running) = state.running.remove(&self.number) else { return };
         let took = running.since.elapsed();
         let excused = running.lenient || !running.rotates || running.process.stood_still(running.since);
@@ -40,6 +53,34 @@ impl Drop for Run {
             let what = format!("{}: ran for {took:?}, and had to make room for its next occurrence", running.name);
             state.violated(at, "schedule", what);
         }
+    }
+}
+
+impl Run {
+    /// It is the last attempt of a one-off job, and has so long until its deadline.
+    pub fn is_last(&mut self, job: &Job, process: &Arc<Process>, left: Duration) {
+        if job.tick.is_none() {
+            let (id, name) = (job.id.clone(), (job.kind.clone(), job.key.clone()));
+            self.last = Some(LastAttempt { id, name, process: process.clone(), until: Instant::now() + left });
+        }
+    }
+
+    /// Its handler has ended by itself.
+    pub fn has_ended(mut self) {
+        self.last = None;
+    }
+}
+
+impl State {
+    /// A run of a one-off job has ended it, and with a name as failed for good.
+    fn job_ended(&mut self, id: String, failed: Option<(String, String)>) {
+        let model = self.jobs.entry(id).or_default();
+        model.ended = true;
+        model.ends += 1;
+        // Of runs that were repeated, also side by side, one that ends well is enough: the worker of the other may have
+        // died before it could write anything down.
+        model.done |= failed.is_none();
+        model.failed = failed.filter(|_| !model.done).map(|name| (Instant::now(), name));
     }
 }
 
@@ -75,7 +116,7 @@ impl Observer {
         } else {
             state.job_started(at, number, process, job, now);
         }
-        Run { observer: self.clone(), number, place }
+        Run { observer: self.clone(), number, place, last: None }
     }
 
     /// A handler has come to its end.
@@ -96,13 +137,9 @@ impl Observer {
             Outcome::Snooze { .. } => false,
         };
         if over {
-            let mut state = self.lock();
-            let model = state.jobs.entry(job.id.clone()).or_default();
-            model.ended = true;
-            model.ends += 1;
-            // A run that has to be repeated may end better the second time.
             let failed = matches!(outcome, Outcome::Fail { .. } | Outcome::Retry { .. });
-            model.failed = failed.then(|| (Instant::now(), (job.kind.clone(), job.key.clone())));
+            let failed = failed.then(|| (job.kind.clone(), job.key.clone()));
+            self.lock().job_ended(job.id.clone(), failed);
         }
     }
 

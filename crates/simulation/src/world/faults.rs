@@ -69,7 +69,8 @@ impl World {
             }
             Event::Copy => {
                 if let Ok(copy) = self.ledger.copy(&self.dice) {
-                    self.copies.push((Instant::now(), Arc::new(copy), self.replay.copy()));
+                    let known = (self.replay.copy(), self.observer.places());
+                    self.copies.push((Instant::now(), Arc::new(copy), known));
                 }
                 if self.healed.is_none() {
                     self.after(COPIES, Event::Copy);
@@ -347,13 +348,13 @@ impl World {
         }
         self.opened_at = self.ledger.now();
         let Ok(restored) = copy.copy(&self.dice) else { return };
-        let known = known.clone();
+        let (known, places) = known.clone();
         (0..WORKERS).for_each(|worker| self.kill(worker));
         self.copies.retain(|(at, ..)| *at <= wanted);
         self.generation.fetch_add(1, Ordering::Relaxed);
         *self.ordered.lock() = Ordered::default();
         self.ledger = Arc::new(restored);
-        self.observer.restored();
+        self.observer.restored(places);
         self.replay = self.replay.restored(&known);
         let all = ChainFilter::default();
         if let Err(error) = carry_out(&*self.ledger, &self.replay, all, ChainOrder::RecoverAll).await {

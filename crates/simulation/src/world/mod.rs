@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::astray::{Claims, STUCK};
 use crate::ledger::SimulatedLedger;
-use crate::observe::{Lossless, Observer, Violation};
+use crate::observe::{Lossless, Observer, Places, Violation};
 use crate::plan::{Astray, Blow, Fault, Plan, STORM, Wrong};
 use crate::rare::Rare;
 use crate::replay::Replay;
@@ -206,7 +206,7 @@ struct World {
     names: Names,
     broker: EmbeddedBroker,
     ledger: Arc<SqliteLedger>,
-    copies: Vec<(Instant, Arc<SqliteLedger>, spec::Copy)>,
+    copies: Vec<(Instant, Arc<SqliteLedger>, (spec::Copy, Places))>,
     fault_state: Arc<FaultState>,
     wrong: Arc<Mutex<Vec<Wrong>>>,
     /// The broker refuses everything.
@@ -444,7 +444,11 @@ impl World {
                 let struck = struck.clone();
                 async move {
                     let once = once(&ledger, &job).await;
-                    let run = observer.started(&process, &job, once, lenient, ledger.now());
+                    let mut run = observer.started(&process, &job, once, lenient, ledger.now());
+                    if job.attempt >= attempts {
+                        let now = ledger.calendar().wall(ledger.now());
+                        run.is_last(&job, &process, job.deadline.since(now));
+                    }
                     if !has_its_own_payload(&job) {
                         observer.violated("sealed", format!("{} {} gets {}", job.kind, job.key, job.payload));
                     }
@@ -457,7 +461,7 @@ impl World {
                     }
                     let outcome = handle(seed, &job, run.number).await;
                     observer.ended(&job, &outcome, job.attempt >= attempts);
-                    drop(run);
+                    run.has_ended();
                     outcome
                 }
             });
