@@ -360,6 +360,21 @@ async fn a_chain_that_ended_stays_so_and_its_reason_is_kept() {
     }
 }
 
+/// Found by `both_ledgers_answer_the_same_to_the_same_verbs`, `ROUNDELAY_SEED=692118`: SQLite did not note that.
+#[tokio::test]
+async fn a_first_message_that_is_noted_late_is_noted_though_its_chain_has_run() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let hint = begun(ledger, "a").await;
+        let grant = granted(ledger, &hint, LEASE).await;
+        let again = finished(ledger, &hint, grant.fence, Next::Snooze { due: hint.due }).await;
+        assert_eq!(again.sent(), hint.sent());
+        ledger.enrolled_sent(vec![hint.sent()], SLACK).await.unwrap();
+        let chains = ledger.chains("sync".into(), "a".into()).await.unwrap();
+        assert_eq!((chains[0].sent, chains[0].watch_at), (true, hint.due + SLACK));
+    }
+}
+
 #[tokio::test]
 async fn catch_up_finds_what_nobody_claimed_and_one_of_several_lookers_wins() {
     for opened in all().await {

@@ -94,6 +94,10 @@ impl Store {
     }
 
     pub fn enrolled_sent(&mut self, sent: &[Sent], slack: Duration) -> Result<()> {
+        // Whether a hot chain's message is sent is not in its own row.
+        let epochs: Vec<i64> = sent.iter().map(|sent| sent.epoch.get()).collect();
+        let epochs = serde_json::to_string(&epochs).expect("numbers are always JSON");
+        self.fold_hot("SELECT value AS epoch FROM json_each(?1)", [&epochs])?;
         let mut update = self.connection.prepare_cached(
             "UPDATE chains SET sent = 1, watch_at = ?5 WHERE epoch = ?1 AND tick = ?2 AND attempt = ?3 AND due = ?4",
         )?;
