@@ -67,14 +67,14 @@ async fn bench(arguments: &[&str]) -> Value {
 }
 
 /// Whether windows hold is proved elsewhere, in virtual time. A machine that lets these workers stand still between the
-/// last gate and the start brings starts together; then the benchmark has to count that.
+/// last gate and the start brings starts of two windows together, and no more; then the benchmark has to count that.
 #[tokio::test]
 async fn the_benchmark_of_throttles_counts_windows_over_the_limit() {
     let reports = bench(&["throttles", "--rates", "40,80", "--for", "2s", "--workers", "2"]).await;
     for (report, allow) in reports.as_array().unwrap().iter().zip([40, 80]) {
         assert_eq!((&report["allow"], &report["workers"]), (&json!(allow), &json!(2)));
         let (most, over) = (report["most"].as_u64().unwrap(), report["over"].as_u64().unwrap());
-        assert!(most > 0 && (most > allow) == (over > 0), "{report}");
+        assert!(most > 0 && most <= 2 * allow && (most > allow) == (over > 0), "{report}");
         assert!(report["starts_per_s"].as_f64().unwrap() > 0.0, "{report}");
         assert!(report["slot_transactions_per_s"].as_f64().unwrap() > 0.0, "{report}");
     }
