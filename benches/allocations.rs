@@ -29,6 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         length: Duration::from_secs(10),
         turns: 2,
         concurrency: 512,
+        delays: "auto".into(),
         allocations: Some(allocations),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

@@ -100,10 +100,6 @@ impl Watched {
         }
         let telemetry = engine.telemetry();
         let stop = CancellationToken::new();
-        // The topology is there before anything is published by the test, if the broker is.
-        if connections.broker.unavailable().is_none() {
-            connections.broker.apply(&config.topology()).await.unwrap();
-        }
         let ready = engine.ready();
         let mut engine = tokio::spawn(engine.run(stop.clone()));
         tokio::select! {

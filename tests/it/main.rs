@@ -18,6 +18,7 @@ mod commands;
 mod companions;
 mod crash;
 mod deaths;
+mod delays;
 mod demos;
 mod demos_game;
 mod discovery;

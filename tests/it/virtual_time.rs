@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
 use parking_lot::Mutex;
-use roundelay::broker::embedded::EmbeddedBroker;
+use roundelay::broker::embedded::{EmbeddedBroker, Profile};
 use roundelay::broker::{Destination, Message};
 use roundelay::clock::{Clock, Entropy, Time};
 use roundelay::config::{HandlerSettings, KindSettings};
@@ -71,20 +71,30 @@ impl Probe for Pause {
 impl World {
     /// A world with this configuration, in which nothing runs yet.
     pub fn new(config: &str, begin: Time) -> Self {
-        Self::by(Clock::starting_at(begin), config, begin)
+        Self::by(Clock::starting_at(begin), config, begin, Profile::default())
+    }
+
+    /// The same, on a broker that lets messages sleep on their queues. Its workers and programs start beside each other.
+    pub fn natively(config: &str, begin: Time) -> Self {
+        let world = Self::by(Clock::starting_at(begin), config, begin, Profile::Rabbit44);
+        let delays = world.config.broker.delays;
+        let connections =
+            Connections { broker: Arc::new(world.broker.connect().with_delays(delays)), ..world.connections };
+        Self { connections, ..world }
     }
 
     /// The same, with a ledger whose time is that of a server. Workers learn that its clock was set when they read it.
     pub fn on_server(config: &str, begin: Time) -> Self {
-        Self::by(Clock::of_server(begin), config, begin)
+        Self::by(Clock::of_server(begin), config, begin, Profile::default())
     }
 
-    fn by(clock: Clock, config: &str, begin: Time) -> Self {
+    fn by(clock: Clock, config: &str, begin: Time, profile: Profile) -> Self {
         let text = format!("ledger.url = \"sqlite://:memory:\"\n{config}");
         let config = Config::parse(&text, "the test's configuration", []).unwrap_or_else(|error| panic!("{error}"));
         let entropy = Entropy::seeded(7);
         let ledger = Arc::new(SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &entropy).unwrap());
-        let broker = EmbeddedBroker::new(Names::new(&config.broker.prefix));
+        let broker = EmbeddedBroker::with_profile(Names::new(&config.broker.prefix), profile);
+        broker.goes_by(clock.clone());
         let connections = Connections { broker: Arc::new(broker.clone()), ledger: ledger.clone(), clock, entropy };
         let (seen, started) = (Arc::default(), tokio::time::Instant::now());
         Self {
@@ -130,7 +140,9 @@ impl World {
     }
 
     async fn begin(&mut self, set_up: impl FnOnce(Engine) -> Engine) {
-        self.connections.broker.apply(&self.config.topology()).await.unwrap();
+        if self.connections.broker.parks() == Some(false) {
+            self.connections.broker.apply(&self.config.topology()).await.unwrap();
+        }
         let mut engine = set_up(Engine::new(self.config.clone()).connections(self.connections.clone()));
         if let Some(probe) = &self.probe {
             engine = engine.probe(probe.clone());
@@ -162,7 +174,7 @@ impl World {
 
     /// A worker among several: its connection is its own, on a broker that outlives it, as RabbitMQ does.
     pub async fn start_beside(&mut self) {
-        self.connections.broker = Arc::new(self.broker.connect());
+        self.connections.broker = Arc::new(self.broker.connect().with_delays(self.config.broker.delays));
         self.start().await;
     }
 

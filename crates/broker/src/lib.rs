@@ -4,6 +4,9 @@
 //! - [`embedded`]: the same topology in this process, for development, single machines, tests and
 //!   simulation. It keeps nothing: the ledger re-creates every chain's message.
 //!
+//! A message sleeps on a rung, or natively on its own queue: [`Sleeping`] says which, and [`probe()`] finds out what the
+//! broker can do.
+//!
 //! A job comes in as a delivery on a platform queue, is acknowledged when its consequences are safe, and its successor
 //! goes out as a publish that the broker confirms.
 //!
@@ -11,12 +14,14 @@
 //! connect.
 
 pub mod embedded;
+mod probe;
 #[cfg(feature = "rabbitmq")]
 pub mod rabbit;
 #[cfg(not(feature = "rabbitmq"))]
 #[path = "rabbit/left_out.rs"]
 pub mod rabbit;
 mod settings;
+mod sleeping;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,13 +31,16 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::Mutex;
+use roundelay_model::clock::Time;
 use roundelay_model::job::Envelope;
 use roundelay_model::topology::Topology;
 use roundelay_model::trace_context::Carried;
 use tokio::sync::mpsc;
 
+pub use probe::probe;
 use rabbit::certificates::Certificate;
 pub use settings::{BrokerSettings, BrokerUrl};
+pub use sleeping::{Delays, Sleeping, Way};
 
 /// Where a message is published to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +54,14 @@ pub enum Destination {
         rung: Duration,
         /// Where the message goes afterwards.
         then: String,
+    },
+    /// A platform queue, where the message sleeps until a time. A broker that does not know this hands the message on
+    /// at once: see [`Broker::parks`].
+    Asleep {
+        /// The queue.
+        queue: String,
+        /// Until when, by the broker's clock.
+        until: Time,
     },
     /// The quarantine, for a message that cannot be used.
     Quarantine {
@@ -90,6 +106,8 @@ pub struct Delivery {
     pub id: Option<Box<str>>,
     /// The span that has sent it, if it says so.
     pub trace: Option<Box<Carried>>,
+    /// Until when it was to sleep on its queue, by the broker's clock, if it says so.
+    pub asleep_until: Option<Time>,
     /// Why the message's properties could not be read, if they could not.
     pub unreadable: Option<Box<str>>,
     /// `None` once the delivery was let go.
@@ -106,6 +124,7 @@ impl Delivery {
             deaths,
             id: None,
             trace: None,
+            asleep_until: None,
             unreadable: None,
             settle: Mutex::new(Some(settle)),
         }
@@ -121,6 +140,12 @@ impl Delivery {
     #[must_use]
     pub fn traced(self, trace: Option<Box<Carried>>) -> Self {
         Self { trace, ..self }
+    }
+
+    /// The same, which was to sleep on its queue until then.
+    #[must_use]
+    pub fn asleep_until(self, until: Option<Time>) -> Self {
+        Self { asleep_until: until, ..self }
     }
 
     /// The same, of which no more than the body could be read, and why.
@@ -217,7 +242,7 @@ impl Consumer {
 /// How full a queue is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// Messages that wait to be delivered.
+    /// Messages that wait to be delivered, without those that sleep.
     pub ready: u64,
     /// Consumers attached.
     pub consumers: u64,
@@ -249,13 +274,15 @@ impl PeekedMessage {
     }
 }
 
-/// Rates of a queue, in messages a second.
+/// Figures of a queue that only the broker has.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rates {
-    /// Messages published.
+    /// Messages published in a second.
     pub published: f64,
-    /// Messages delivered.
+    /// Messages delivered in a second.
     pub delivered: f64,
+    /// Messages that sleep on it until their time; 0 where they cannot.
+    pub asleep: u64,
 }
 
 /// Why a publish did not succeed; phrased to follow "failed to publish: ".
@@ -308,6 +335,20 @@ pub trait Broker: Send + Sync {
     /// re-created from the ledger at start.
     fn keeps_messages(&self) -> bool;
 
+    /// Whether messages sleep on their queue until their time ([`Destination::Asleep`]), where that is known without
+    /// trying. RabbitMQ does so from 4.4 on, and cannot be asked.
+    fn parks(&self) -> Option<bool> {
+        None
+    }
+
+    /// How messages sleep on it.
+    fn sleeping(&self) -> &Sleeping;
+
+    /// How often a connection to the broker was lost: what is behind the next one may be another version.
+    fn losses(&self) -> u64 {
+        0
+    }
+
     /// Declares exchanges, queues and bindings; harmless when they are there already. Where others declare, it only
     /// looks whether they are there, as far as it may look.
     ///
@@ -359,8 +400,8 @@ pub trait Broker: Send + Sync {
         Ok(Vec::new())
     }
 
-    /// How many messages come and go in a second, by queue, as far as the broker reports it. A broker that keeps no
-    /// such figures answers with none.
+    /// How many messages come and go in a second, and how many sleep, by queue, as far as the broker reports it. A broker
+    /// that keeps no such figures answers with none.
     ///
     /// # Errors
     /// Why the rates cannot be had.

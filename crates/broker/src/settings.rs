@@ -5,6 +5,8 @@ use std::num::NonZeroU32;
 use roundelay_model::secret::Secret;
 use roundelay_net::tls::BrokerTls;
 
+use crate::sleeping::Delays;
+
 /// `[broker]`
 #[derive(Clone, Debug)]
 pub struct BrokerSettings {
@@ -16,6 +18,8 @@ pub struct BrokerSettings {
     pub management: Option<Secret>,
     /// Whether workers, and programs that enroll, declare what is missing. Else they only check that it is there.
     pub declare: bool,
+    /// How messages sleep.
+    pub delays: Delays,
     /// Messages in a second that enrolling, or a worker's catch-up, publishes at most.
     pub bulk_rate: NonZeroU32,
     /// The certificates by which the broker and its management API are trusted, and ours for them.

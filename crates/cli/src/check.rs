@@ -43,6 +43,7 @@ impl Check {
             LedgerUrl::Sqlite(path) => format!("sqlite://{}", path.display()),
         };
         let topology = config.topology();
+        let rungs = topology.queues.iter().filter(|queue| queue.ttl().is_some()).count();
         let past = unpaced(&config);
         let raw =
             |kind: &KindSettings| matches!(&kind.handler, HandlerSettings::Http(settings) if http::is_raw(settings));
@@ -53,13 +54,13 @@ impl Check {
                 "ok": true, "broker": broker, "ledger": ledger,
                 "queues": config.queues.keys().collect::<Vec<_>>(),
                 "kinds": config.kinds.keys().collect::<Vec<_>>(),
-                "rungs": config.ladder.rungs().len(), "broker_queues": topology.queues.len(),
+                "rungs": rungs, "broker_queues": topology.queues.len(),
                 "unpaced": past.iter().map(each).collect::<Vec<_>>(), "raw_urls": raw,
             });
             return screen::json(&report);
         }
         out!("{} is right.", self.config.config.display());
-        out!("broker  {broker}, {} queues of which {} are rungs", topology.queues.len(), config.ladder.rungs().len());
+        out!("broker  {broker}, {} queues of which {rungs} are rungs", topology.queues.len());
         let archive = config.ledger.archive.map(short_duration);
         let archive = archive.map_or(String::new(), |archive| format!(", in the archive for {archive}"));
         out!("ledger  {ledger}, history kept for {}{archive}", short_duration(config.ledger.history));

@@ -10,7 +10,7 @@ use clap::Args;
 use indicatif::ProgressBar;
 use roundelay_config::Format;
 use roundelay_engine::roster::{BadRow, Report, Rows, Sync, Wishes, from_source, rows};
-use roundelay_engine::{Connections, topology_guard};
+use roundelay_engine::{Connections, delays, topology_guard};
 use roundelay_model::clock::parse_duration;
 use serde_json::json;
 
@@ -90,10 +90,10 @@ impl Enroll {
         let connections = Connections::open(&config).await?;
         let broker = connections.broker.clone();
         if broker.keeps_messages() && !self.dry_run {
-            broker.apply(&config.topology()).await?;
-        }
-        if !self.dry_run {
-            topology_guard::check(&*connections.ledger, &config, broker.keeps_messages()).await?;
+            topology_guard::check(&*connections.ledger, &config, true).await?;
+            delays::declare(&config, &connections).await?;
+        } else if !self.dry_run {
+            topology_guard::check(&*connections.ledger, &config, false).await?;
         }
         waits.now(&format!("enrolling what is of the kind {}", self.kind));
         let mut rejects = Rejects::new(self.rejects_path());

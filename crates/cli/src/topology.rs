@@ -3,18 +3,21 @@
 use std::io::Write as _;
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
+use roundelay_admin::inspect;
 use roundelay_admin::inspect::doctor::word;
 use roundelay_broker::rabbit::examine::{Permissions, Place};
 use roundelay_broker::rabbit::users::Role;
 use roundelay_broker::rabbit::{Finding, RabbitBroker, Weight, definitions, users};
-use roundelay_broker::{Broker, BrokerSettings, BrokerUrl};
+use roundelay_broker::{Broker, BrokerSettings, BrokerUrl, Way};
 use roundelay_config::Config;
-use roundelay_engine::{Connections, topology_guard};
-use roundelay_ledger::LedgerUrl;
-use roundelay_model::secret::Secret;
+use roundelay_engine::{Connections, delays, open_ledger, topology_guard};
+use roundelay_ledger::sqlite::SqliteLedger;
+use roundelay_ledger::{Ledger, LedgerError, LedgerUrl};
+use roundelay_model::clock::{Clock, Entropy};
 use serde_json::json;
 
 use super::ConfigFile;
@@ -36,9 +39,9 @@ enum Command {
     Users(Users),
 }
 
-/// Declares missing exchanges and queues.
+/// Declares missing exchanges and queues, and finds out how messages sleep on the broker.
 ///
-/// Workers do so too when they start. An exchange or queue that exists with other properties is never changed: it is
+/// Rungs are declared only where messages need them; see broker.delays. Workers do all this too when they start. An exchange or queue that exists with other properties is never changed: it is
 /// reported, and `check` says how to mend it.
 #[derive(Args)]
 struct Apply {
@@ -127,23 +130,63 @@ impl Topology {
 impl Apply {
     async fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
-        let topology = config.topology();
-        let waits = waiting(&format!("declaring {} queues", topology.queues.len()));
-        let broker = connect(&config).await?;
-        broker.apply(&topology).await?;
+        let waits = waiting(&format!("declaring {} queues", config.topology().queues.len()));
+        let broker: Arc<dyn Broker> = Arc::new(connect(&config).await?);
+        let entropy = Entropy::from_os();
+        let opened = match &config.ledger.url {
+            LedgerUrl::Sqlite(path) if !path.exists() => None,
+            _ => Some(open_ledger(&config, &entropy).await),
+        };
+        // Without a ledger nobody remembers how messages sleep, but the broker can be asked all the same.
+        let (ledger, clock, away) = match opened {
+            Some(Ok((ledger, clock))) => (ledger, clock, None),
+            Some(Err(error)) => in_memory(&entropy, Some(error))?,
+            None => in_memory(&entropy, None)?,
+        };
+        topology_guard::adopt(&*ledger, &config).await?;
+        let connections = Connections { broker: broker.clone(), ledger, clock, entropy };
+        let topology = delays::declare(&config, &connections).await?;
+        let way = broker.sleeping().way();
+        if !config.broker.declare {
+            // Workers cannot declare the rungs themselves, should the broker let messages sleep no more.
+            broker.apply(&config.topology()).await?;
+        }
         broker.close().await;
-        // Also checks against what the ledger's workers have agreed on, if there is a ledger yet.
-        if !matches!(&config.ledger.url, LedgerUrl::Sqlite(path) if !path.exists()) {
-            topology_guard::adopt(&*Connections::ledger(&config).await?, &config).await?;
+        if let Some(error) = away {
+            return Err(error.into());
         }
         drop(waits);
         let (exchanges, queues) = (topology.exchanges.len(), topology.queues.len());
+        let rungs = topology.queues.iter().filter(|queue| queue.ttl().is_some()).count();
+        let native = matches!(way, Some(Way::Native { .. }));
         if self.json {
-            return screen::json(&json!({ "exchanges": exchanges, "queues": queues }));
+            let delays = if native { "native" } else { "ladder" };
+            return screen::json(&json!({ "exchanges": exchanges, "queues": queues, "delays": delays }));
         }
         out!("{exchanges} exchanges and {queues} queues are in place");
+        out!("{}", sleep_words(way, rungs));
         Ok(())
     }
+}
+
+/// A ledger that is gone with this process, and why the configured one is not used.
+type Opened = (Arc<dyn Ledger>, Clock, Option<LedgerError>);
+
+fn in_memory(entropy: &Entropy, away: Option<LedgerError>) -> Result<Opened, LedgerError> {
+    let ledger = SqliteLedger::open(&LedgerUrl::Memory, Clock::System, entropy)?;
+    let clock = ledger.clock();
+    Ok((Arc::new(ledger), clock, away))
+}
+
+/// How messages sleep (pure).
+fn sleep_words(way: Option<Way>, rungs: usize) -> String {
+    let Some(Way::Native { ahead }) = way else { return format!("messages sleep on {rungs} rungs") };
+    let clock = match ahead {
+        0 => "shows the ledger's time".to_owned(),
+        1.. => format!("is {ahead} ms ahead"),
+        _ => format!("is {} ms behind", ahead.unsigned_abs()),
+    };
+    format!("messages sleep on their queues (the broker's clock {clock})")
 }
 
 impl Check {
@@ -151,8 +194,8 @@ impl Check {
         let config = self.config.load()?;
         let waits = waiting("looking at the broker");
         let broker = connect(&config).await?;
-        let management = config.broker.management.as_ref().map(Secret::expose);
-        let findings = broker.check(&config.topology(), management).await?;
+        let found = inspect::delays::found(&config).await;
+        let (_, findings) = inspect::delays::differences(&config, &broker, found).await?;
         broker.close().await;
         drop(waits);
         let wrong = findings.iter().filter(|finding| finding.weight == Weight::Wrong).count();
@@ -337,6 +380,23 @@ fn row(finding: &Finding) -> serde_json::Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn it_is_told_how_messages_sleep() {
+        let table = [
+            (Some(Way::Ladder), "messages sleep on 7 rungs"),
+            (None, "messages sleep on 7 rungs"),
+            (Some(Way::Native { ahead: 3 }), "messages sleep on their queues (the broker's clock is 3 ms ahead)"),
+            (Some(Way::Native { ahead: -9 }), "messages sleep on their queues (the broker's clock is 9 ms behind)"),
+            (
+                Some(Way::Native { ahead: 0 }),
+                "messages sleep on their queues (the broker's clock shows the ledger's time)",
+            ),
+        ];
+        for (way, words) in table {
+            assert_eq!(sleep_words(way, 7), words);
+        }
+    }
 
     #[test]
     fn passwords_come_from_files_before_variables_and_are_never_empty() {

@@ -133,7 +133,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
             problems.add(&["ledger", "archive"], "must be longer than `history`, after which records come there");
         }
     }
-    let raw::Broker { url, username, password, prefix, management, declare, bulk_rate, tls } = raw.broker;
+    let raw::Broker { url, username, password, prefix, management, declare, delays, bulk_rate, tls } = raw.broker;
     problems.range(&["broker", "bulk_rate"], bulk_rate, 1_000, 1_000_000);
     let bulk_rate = NonZeroU32::new(bulk_rate).unwrap_or(NonZeroU32::MIN);
     let url = url.with_login(username.as_ref(), password.as_ref());
@@ -185,7 +185,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         return Err(problems.0);
     }
     Ok(Config {
-        broker: BrokerSettings { url: broker, prefix, management, declare, bulk_rate, tls },
+        broker: BrokerSettings { url: broker, prefix, management, declare, delays: delays.into(), bulk_rate, tls },
         ledger: LedgerSettings { url: ledger, history, archive, synchronous },
         worker: WorkerSettings {
             grace: raw.worker.grace.0,

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use roundelay_broker::BrokerSettings;
+use roundelay_broker::{BrokerSettings, Delays};
 use roundelay_handler::exec::ExecSettings;
 use roundelay_handler::http::HttpSettings;
 use roundelay_ledger::LedgerUrl;
@@ -288,10 +288,25 @@ impl Config {
         paced.map(|(name, kind)| (name.as_str(), kind.cost)).max_by_key(|(_, cost)| *cost)
     }
 
-    /// What has to exist on the broker.
+    /// What has to exist on the broker as far as the configuration says: rungs unless `broker.delays` is `native`.
     #[doc(hidden)]
     pub fn topology(&self) -> Topology {
+        match self.broker.delays {
+            Delays::Native => self.native_topology(),
+            Delays::Auto | Delays::Ladder => self.ladder_topology(),
+        }
+    }
+
+    /// What has to exist where messages sleep on rungs.
+    #[doc(hidden)]
+    pub fn ladder_topology(&self) -> Topology {
         Topology::new(Names::new(&self.broker.prefix), self.broker_queues(), &self.ladder)
+    }
+
+    /// What has to exist where messages sleep on their own queue.
+    #[doc(hidden)]
+    pub fn native_topology(&self) -> Topology {
+        Topology::native(Names::new(&self.broker.prefix), self.broker_queues())
     }
 
     /// The lanes of its platform queues.

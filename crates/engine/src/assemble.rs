@@ -11,6 +11,7 @@ use roundelay_handler::http::HttpHandler;
 use roundelay_handler::{Handler, http};
 use roundelay_model::fleet::{FleetOrders, Flow};
 use roundelay_model::schedule::Balances;
+use roundelay_model::topology::Names;
 use tokio::sync::{Notify, SetOnce};
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +22,7 @@ use crate::chores::Chores;
 use crate::concurrency::ConcurrencyLimit;
 use crate::connections::Connections;
 use crate::core::Core;
+use crate::delays::Sleepers;
 use crate::desk::Desk;
 use crate::dispatch::Dispatch;
 use crate::error::StartError;
@@ -171,7 +173,8 @@ impl Engine {
         });
         let publishing = Arc::new(Publishing {
             dispatch,
-            topology: self.config.topology(),
+            names: Names::new(&self.config.broker.prefix),
+            sleepers: Sleepers::new(&self.config, &connections),
             declared: SetOnce::new(),
             outage: Outage::default(),
             jobs_kept: Notify::new(),

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use roundelay_broker::embedded::EmbeddedBroker;
-use roundelay_broker::{Broker, BrokerError, BrokerUrl, rabbit};
+use roundelay_broker::embedded::{EmbeddedBroker, Profile};
+use roundelay_broker::{Broker, BrokerError, BrokerUrl, Delays, rabbit};
 use roundelay_config::Config;
 use roundelay_ledger::sqlite::SqliteLedger;
 use roundelay_ledger::{Kinds, Ledger, LedgerError, LedgerUrl, postgres};
@@ -38,7 +38,7 @@ impl Connections {
     pub async fn open(config: &Config) -> Result<Self, StartError> {
         let entropy = Entropy::from_os();
         let (ledger, clock) = open_ledger(config, &entropy).await?;
-        let broker = connect_broker(config).await?;
+        let broker = connect_broker(config, &clock).await?;
         Ok(Self { broker, ledger, clock, entropy })
     }
 
@@ -59,7 +59,7 @@ impl Connections {
             }
             _ => open_ledger(config, &entropy).await?,
         };
-        let broker: Arc<dyn Broker> = match connect_broker(config).await {
+        let broker: Arc<dyn Broker> = match connect_broker(config, &clock).await {
             Err(StartError::Broker(away @ BrokerError::Away { .. })) if knows_chains(&*ledger, config).await? => {
                 rabbit::absent(&config.broker, &away.to_string())?
             }
@@ -91,10 +91,22 @@ pub async fn open_ledger(config: &Config, entropy: &Entropy) -> Result<(Arc<dyn 
     }
 }
 
-/// Connects to the broker.
-pub async fn connect_broker(config: &Config) -> Result<Arc<dyn Broker>, StartError> {
+/// An embedded broker for a configuration, which goes by `clock`. It lets messages sleep on their queues where that is
+/// asked for.
+pub fn embedded_broker(config: &Config, clock: &Clock) -> EmbeddedBroker {
+    let profile = match config.broker.delays {
+        Delays::Native => Profile::Rabbit44,
+        Delays::Auto | Delays::Ladder => Profile::default(),
+    };
+    let broker = EmbeddedBroker::with_profile(Names::new(&config.broker.prefix), profile);
+    broker.goes_by(clock.clone());
+    broker
+}
+
+/// Connects to the broker. An embedded one goes by `clock`.
+pub async fn connect_broker(config: &Config, clock: &Clock) -> Result<Arc<dyn Broker>, StartError> {
     Ok(match &config.broker.url {
-        BrokerUrl::Embedded => Arc::new(EmbeddedBroker::new(Names::new(&config.broker.prefix))),
+        BrokerUrl::Embedded => Arc::new(embedded_broker(config, clock)),
         BrokerUrl::Amqp(_) => rabbit::connect(&config.broker).await?,
     })
 }

@@ -1,9 +1,9 @@
-//! Puts messages on the ladder, and sees them confirmed.
+//! Sends messages to sleep, and sees them confirmed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use roundelay_broker::{Broker, Destination, Message, PublishError};
+use roundelay_broker::{Broker, Destination, Message, PublishError, Way};
 use roundelay_config::Config;
 use roundelay_ledger::Ledger;
 use roundelay_model::clock::Time;
@@ -14,6 +14,7 @@ use roundelay_model::topology::Names;
 use tokio::time::sleep;
 
 use crate::connections::Connections;
+use crate::delays::{self, AT_THE_DOOR};
 use crate::pace::Pace;
 use crate::sealing::{self, Sealing};
 use crate::telemetry::{Count, Telemetry};
@@ -97,7 +98,25 @@ impl Dispatch {
         let (now, decided) = (self.ledger.now(), decided.into());
         let queue = self.lanes.queue(queue, &envelope.kind, envelope.priority());
         let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(now));
-        let (to, hops) = match self.ladder.hop_after(decided.late, remaining, now.since(decided.at).min(MAX_SLOP)) {
+        let (to, hops) = match delays::way(&*self.broker, &*self.ledger).await {
+            Way::Native { ahead } => native(queue, envelope.due.unwrap_or(now), remaining, ahead).await,
+            Way::Ladder => self.by_rungs(queue, remaining, now.since(decided.at), decided.late).await,
+        };
+        let envelope = envelope.travelling(&self.ledger.calendar());
+        let message = Message::new(to, &sealing::sealed(&self.sealing.keys(), &envelope));
+        self.broker.publish(message).await?;
+        Ok(hops)
+    }
+
+    /// Where to on the ladder, and with how many hops.
+    async fn by_rungs(
+        &self,
+        queue: String,
+        remaining: Duration,
+        since: Duration,
+        late: Duration,
+    ) -> (Destination, u32) {
+        match self.ladder.hop_after(late, remaining, since.min(MAX_SLOP)) {
             Hop::Now { wait } => {
                 if !wait.is_zero() {
                     sleep(wait).await;
@@ -109,11 +128,7 @@ impl Dispatch {
                 let hops = 1 + self.ladder.hops(remaining.saturating_sub(rung));
                 (Destination::Rung { rung, then: self.rearm.clone() }, hops)
             }
-        };
-        let envelope = envelope.travelling(&self.ledger.calendar());
-        let message = Message::new(to, &sealing::sealed(&self.sealing.keys(), &envelope));
-        self.broker.publish(message).await?;
-        Ok(hops)
+        }
     }
 
     /// Publishes `envelope` again and again until it is confirmed or `patience` is over. The same
@@ -139,4 +154,15 @@ impl Dispatch {
             pause = (pause * 2).min(MAX_PAUSE);
         }
     }
+}
+
+/// Where to on a broker whose clock is `ahead` by so many milliseconds, and with how many hops. What is next to due is
+/// slept here.
+async fn native(queue: String, due: Time, remaining: Duration, ahead: i64) -> (Destination, u32) {
+    if remaining <= AT_THE_DOOR * 2 {
+        sleep(remaining).await;
+        return (Destination::Queue(queue), 0);
+    }
+    let until = Time::from_millis((due - AT_THE_DOOR).as_millis().saturating_add(ahead));
+    (Destination::Asleep { queue, until }, 1)
 }

@@ -19,7 +19,7 @@
 //!
 //! Beside the pipeline run `heartbeat` (the session and its leases), `presence` (what the worker does, and what
 //! operators have ordered), `catch_up` (messages that were lost), `hand_out` (due chains while the broker is away),
-//! `rearm` (messages between two hops), `follow_wall` (the wall clock was set), `reload` (the configuration has
+//! `rearm` (messages between two hops), [`delays`] (how messages sleep on the broker), `follow_wall` (the wall clock was set), `reload` (the configuration has
 //! changed) and [`chores`] (the engine's own chains). Programs use [`enroll`], [`publish`], [`reschedule`],
 //! [`resend`] and [`replay`] without a running worker.
 //!
@@ -41,6 +41,7 @@ mod concurrency;
 mod connections;
 mod consume;
 mod core;
+pub mod delays;
 pub mod desk;
 mod discover;
 mod dispatch;
@@ -100,6 +101,6 @@ pub mod decisions {
 }
 
 pub use builder::Engine;
-pub use connections::{Connections, connect_broker, open_ledger};
+pub use connections::{Connections, connect_broker, embedded_broker, open_ledger};
 pub use dispatch::Dispatch;
 pub use error::StartError;

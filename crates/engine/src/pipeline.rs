@@ -186,6 +186,9 @@ impl Core {
 
     /// Decodes a message, and checks that this worker can use it.
     pub(super) fn read(&self, delivery: &Delivery) -> Result<Envelope, BadMessage> {
+        if let Some(until) = delivery.asleep_until {
+            self.publishing.arrived(until);
+        }
         if let Some(why) = &delivery.unreadable {
             return Err(BadMessage::Unreadable(why.to_string()));
         }

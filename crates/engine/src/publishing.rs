@@ -16,10 +16,11 @@ use roundelay_model::encryption::Keyring;
 use roundelay_model::ids::Epoch;
 use roundelay_model::job::{BadMessage, Envelope};
 use roundelay_model::ladder::Hop;
-use roundelay_model::topology::Topology;
+use roundelay_model::topology::Names;
 use tokio::sync::{Notify, SetOnce};
 use tokio::time::sleep;
 
+use crate::delays::Sleepers;
 use crate::dispatch::{Decided, Dispatch};
 use crate::life::{Life, Point};
 use crate::outage::Outage;
@@ -37,7 +38,8 @@ const IN_FLIGHT: usize = 64;
 /// The way to the broker, and what the ledger and the outage have to say about it.
 pub(crate) struct Publishing {
     pub(crate) dispatch: Dispatch,
-    pub(crate) topology: Topology,
+    pub(crate) names: Names,
+    pub(crate) sleepers: Sleepers,
     /// The topology is there: a worker that began without the broker declares it later.
     pub(crate) declared: SetOnce<()>,
     /// Whether the broker is away, so that the ledger is in charge.
@@ -53,8 +55,8 @@ pub(crate) struct Publishing {
 impl Publishing {
     /// Declares the topology, and refuses a broker on which messages would be lost.
     pub(crate) async fn declare(&self) -> Result<(), BrokerError> {
-        self.dispatch.broker.apply(&self.topology).await?;
-        self.dispatch.broker.verify(&self.topology).await?;
+        let topology = self.sleepers.declare().await?;
+        self.dispatch.broker.verify(topology).await?;
         // No other task sets it.
         let _ = self.declared.set(());
         Ok(())

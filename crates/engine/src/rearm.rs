@@ -23,7 +23,7 @@ pub(super) async fn work(core: Arc<Core>, consumer: Option<Consumer>, tasks: Tas
     let consumer = match consumer {
         Some(consumer) => consumer,
         None => loop {
-            match consume::consumer(&core, &core.publishing.topology.names.rearm(), PREFETCH, &shutdown).await {
+            match consume::consumer(&core, &core.publishing.names.rearm(), PREFETCH, &shutdown).await {
                 Some(Some(consumer)) => break consumer,
                 Some(None) => {}
                 None => return,

@@ -18,7 +18,7 @@ use crate::error::StartError;
 use crate::life::Point;
 use crate::supervised::SupervisedTasks;
 use crate::trace::{Export, Tracer};
-use crate::{catch_up, companion, follow_wall, hand_out, heartbeat, presence, rearm, reload, topology_guard};
+use crate::{catch_up, companion, delays, follow_wall, hand_out, heartbeat, presence, rearm, reload, topology_guard};
 
 impl Engine {
     /// Runs until `shutdown` is cancelled, then stops taking, lets what runs finish within the
@@ -92,7 +92,7 @@ impl Engine {
             };
             consumers.push((queue.clone(), flow, consumer));
         }
-        let hops = core.publishing.topology.names.rearm();
+        let hops = core.publishing.names.rearm();
         let rearm = match without {
             true => None,
             false => Some(core.publishing.dispatch.broker.consume(&hops, rearm::PREFETCH).await?),
@@ -112,6 +112,8 @@ impl Engine {
             let declaring = hand_out::declare_late(core.publishing.clone(), stop.clone());
             parts.spawn("declaring the topology", core.observing.life.bind(declaring));
         }
+        let sleeping = delays::follow(core.publishing.clone(), stop.clone());
+        parts.spawn("following how messages sleep", core.observing.life.bind(sleeping));
         let outage = hand_out::run((&core).into(), tasks.clone(), stop.clone());
         parts.spawn("running from the ledger", core.observing.life.bind(outage));
         parts.spawn("catch-up", core.observing.life.bind(catch_up::run((&core).into(), tasks.clone(), stop.clone())));

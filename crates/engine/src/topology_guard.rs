@@ -5,12 +5,14 @@
 //! a worker with more queues adds them, and one that lacks some, or uses another prefix, is refused.
 //! Rungs may differ: every worker declares those that it uses.
 //!
-//! It also remembers whether workers seal payloads, so that nothing is enrolled in the clear that is to lie sealed.
+//! It also remembers how messages sleep on the broker ([`Found`]), and whether workers seal payloads, so that nothing is enrolled in the clear that is to lie sealed.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use roundelay_config::Config;
 use roundelay_ledger::{Ledger, LedgerError};
+use roundelay_model::clock::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::error::StartError;
@@ -23,13 +25,40 @@ struct Agreed {
     /// The last worker that said so seals payloads.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     sealed: bool,
+    /// How messages sleep, as the last probe has found.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    delays: Option<Found>,
+    /// A worker probes that, and others wait until this time at most, in milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    probing: Option<i64>,
+}
+
+/// What a probe of the broker has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// Whether messages sleep on their own queue.
+    pub native: bool,
+    /// How far the broker's clock is ahead of the ledger's, in milliseconds.
+    pub ahead: i64,
+    /// When that was, in milliseconds since 1970.
+    pub at: i64,
+    /// A message came before its time, so no probe counts for a while.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub early: bool,
 }
 
 impl Agreed {
-    /// What a configuration says; whether payloads are sealed stays as `before`.
+    /// What a configuration says; all else stays as `before`, but that what was found is of the broker with that prefix.
     fn of(config: &Config, before: Option<&Self>) -> Self {
-        let queues = config.broker_queues().into_iter().collect();
-        Self { prefix: config.broker.prefix.clone(), queues, sealed: before.is_some_and(|before| before.sealed) }
+        let (queues, prefix) = (config.broker_queues().into_iter().collect(), config.broker.prefix.clone());
+        let same = before.filter(|before| before.prefix == prefix);
+        Self {
+            prefix,
+            queues,
+            sealed: before.is_some_and(|before| before.sealed),
+            delays: same.and_then(|before| before.delays),
+            probing: same.and_then(|before| before.probing),
+        }
     }
 
     /// Nothing of what cannot be read, which is another version's.
@@ -113,6 +142,38 @@ pub async fn is_sealed(ledger: &dyn Ledger) -> Result<bool, LedgerError> {
     Ok(ledger.topology().await?.as_deref().and_then(Agreed::read).is_some_and(|agreed| agreed.sealed))
 }
 
+/// How messages sleep, as the last probe has found.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn found(ledger: &dyn Ledger) -> Result<Option<Found>, LedgerError> {
+    Ok(ledger.topology().await?.as_deref().and_then(Agreed::read).and_then(|agreed| agreed.delays))
+}
+
+/// Whether the caller may probe the broker: no other program does, and none begins before `within` is over or
+/// [`note_found`] was called.
+///
+/// # Errors
+/// When the ledger cannot be read or written.
+pub(crate) async fn may_probe(ledger: &dyn Ledger, now: Time, within: Duration) -> Result<bool, LedgerError> {
+    let current = ledger.topology().await?;
+    // Without a topology there are no other workers.
+    let Some(agreed) = current.as_deref().and_then(Agreed::read) else { return Ok(true) };
+    let (now, until) = (now.as_millis(), (now + within).as_millis());
+    if agreed.probing.is_some_and(|busy| now < busy && busy <= until) {
+        return Ok(false);
+    }
+    ledger.set_topology(current, Agreed { probing: Some(until), ..agreed }.text()).await
+}
+
+/// Notes what a probe has found.
+///
+/// # Errors
+/// When the ledger cannot be read or written.
+pub(crate) async fn note_found(ledger: &dyn Ledger, found: Option<Found>) -> Result<(), LedgerError> {
+    agree(ledger, |before| Some(Agreed { delays: found, probing: None, ..before? })).await
+}
+
 /// Puts what is `next` in the place of what was agreed before.
 async fn agree(ledger: &dyn Ledger, next: impl Fn(Option<Agreed>) -> Option<Agreed>) -> Result<(), LedgerError> {
     loop {
@@ -134,6 +195,8 @@ mod tests {
             prefix: prefix.into(),
             queues: queues.iter().map(ToString::to_string).collect(),
             sealed: false,
+            delays: None,
+            probing: None,
         };
         let theirs = agreed("r", &["a", "b"]);
         let table = [

@@ -53,6 +53,11 @@ impl Names {
         format!("{}.chores", self.prefix)
     }
 
+    /// The queue on which workers probe whether messages sleep on a queue until their time.
+    pub fn probe(&self) -> String {
+        format!("{}.probe", self.prefix)
+    }
+
     /// Exchange and queue of messages whose platform queue does not exist.
     pub fn unrouted(&self) -> String {
         format!("{}.unrouted", self.prefix)
@@ -149,6 +154,19 @@ pub struct Topology {
 impl Topology {
     /// The topology of these platform queues, lanes included, and this ladder.
     pub fn new<Q: Into<String>>(names: Names, platform_queues: impl IntoIterator<Item = Q>, ladder: &Ladder) -> Self {
+        Self::with_rungs(names, platform_queues, ladder.rungs())
+    }
+
+    /// The topology of these platform queues, lanes included, on a broker where messages sleep on their queue.
+    pub fn native<Q: Into<String>>(names: Names, platform_queues: impl IntoIterator<Item = Q>) -> Self {
+        Self::with_rungs(names, platform_queues, &[])
+    }
+
+    fn with_rungs<Q: Into<String>>(
+        names: Names,
+        platform_queues: impl IntoIterator<Item = Q>,
+        rungs: &[Duration],
+    ) -> Self {
         let mut topology = Self { names, exchanges: Vec::new(), queues: Vec::new(), bindings: Vec::new() };
         let names = topology.names.clone();
 
@@ -164,12 +182,12 @@ impl Topology {
             arguments: vec![("alternate-exchange", Argument::Text(names.unrouted()))],
         });
         let work = platform_queues.into_iter().map(Into::into);
-        for queue in work.chain([names.rearm(), names.chores(), names.quarantine()]) {
+        for queue in work.chain([names.rearm(), names.chores(), names.quarantine(), names.probe()]) {
             topology.queue(queue.clone(), Vec::new());
             topology.bind(names.jobs(), queue.clone(), queue);
         }
 
-        for rung in ladder.rungs() {
+        for rung in rungs {
             let name = names.rung(*rung);
             topology.fanout(name.clone());
             topology.queue(

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use roundelay_broker::Broker;
 use roundelay_broker::embedded::{EmbeddedBroker, EmbeddedConnection};
+use roundelay_broker::{Broker, Delays};
 use roundelay_config::Config;
 use roundelay_engine::{Connections, Engine, StartError};
 use roundelay_ledger::LedgerUrl;
@@ -45,14 +45,14 @@ impl Ground {
 
     /// Connections that no fault of the ledger strikes, as another program has them.
     pub fn connections(&self, entropy: Entropy) -> Connections {
-        let broker = Arc::new(self.broker.connect());
+        let broker = Arc::new(self.broker.connect().with_delays(Delays::Ladder));
         Connections { broker, ledger: self.ledger.clone(), clock: self.clock.clone(), entropy }
     }
 
     /// The engine of a worker's process, which has no handlers yet: `run` counts the processes.
     pub fn worker(&self, worker: usize, run: usize) -> (Engine, Arc<Process>, Arc<EmbeddedConnection>) {
         let process = Process::new(worker, run);
-        let connection = Arc::new(self.broker.connect());
+        let connection = Arc::new(self.broker.connect().with_delays(Delays::Ladder));
         let ledger = SimulatedLedger {
             inner: self.ledger.clone(),
             fault_state: self.fault_state.clone(),

@@ -55,6 +55,9 @@ pub enum Fault {
     /// The broker's clock is set by this number of milliseconds, as by a restart, or when another node leads its
     /// queues.
     BrokerClock { millis: i64 },
+    /// The broker becomes another version, which lets messages sleep on their queues or does not. Where it does not,
+    /// those that sleep wake at once.
+    BrokerVersion { parks: bool },
     /// Messages that cannot be used.
     Poison { queue: usize, count: usize },
     /// An operator pauses a chain, and resumes it.
@@ -194,6 +197,9 @@ const MANUAL: usize = 8;
 const ASTRAY: usize = 8;
 /// In one seed in this number the broker's clock is set.
 const BROKER_CLOCK: usize = 8;
+/// In one in this number of seeds with a broker that lets messages sleep on their queues, the broker becomes another
+/// version.
+const BROKER_VERSION: usize = 6;
 /// Seeds in front that have one crash each, at one point after the other.
 const SINGLES: usize = Point::ALL.len();
 /// Seeds after these that have two crashes each, at every pair of points.
@@ -273,6 +279,15 @@ impl Plan {
             // Back by less: for that long each rung waits, and this is to be over before the calm.
             let millis = if clock.below(2) == 0 { size } else { -size.min(30_000) };
             faults.push(Planned { at, fault: Fault::BrokerClock { millis } });
+        }
+        let version = Entropy::seeded(seed ^ 0x4400);
+        if !seed.is_multiple_of(2) && version.below(BROKER_VERSION) == 0 {
+            let at = version.between(LULL, STORM - Duration::from_secs(90));
+            let back = at + version.between(Duration::from_secs(1), Duration::from_secs(80));
+            faults.push(Planned { at, fault: Fault::BrokerVersion { parks: false } });
+            if version.below(2) == 0 {
+                faults.push(Planned { at: back, fault: Fault::BrokerVersion { parks: true } });
+            }
         }
         faults.sort_by_key(|planned| planned.at);
         Self { faults }
@@ -434,6 +449,8 @@ impl fmt::Display for Fault {
             Self::DeleteQueue { queue, away } => write!(f, "queue {queue} is deleted, for {}", s(*away)),
             Self::Clock { millis } => write!(f, "the ledger's clock is set by {millis} ms"),
             Self::BrokerClock { millis } => write!(f, "the broker's clock is set by {millis} ms"),
+            Self::BrokerVersion { parks: true } => write!(f, "the broker lets messages sleep on their queues"),
+            Self::BrokerVersion { parks: false } => write!(f, "the broker lets messages sleep on their queues no more"),
             Self::Poison { queue, count } => write!(f, "{count} unusable messages on queue {queue}"),
             Self::Pause { chain, length } => write!(f, "chain {chain} is paused for {}", s(*length)),
             Self::PauseOwner { length } => write!(f, "all that belongs to the owner is paused for {}", s(*length)),

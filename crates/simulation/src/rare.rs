@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::spec::{By, Runs, State, Step, Why};
 
-/// A rare state, as a step of the ledger shows it.
+/// A rare state, as a step of the ledger or a worker shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Rare {
     /// A claim takes a chain over from a session that is over.
@@ -58,11 +58,15 @@ pub enum Rare {
     RecoveredAfterRestore,
     /// A time of the wall clock has moved, and a chain with it.
     Moved,
+    /// Messages sleep on their queues.
+    SleepsNatively,
+    /// A message came before it had slept until its time.
+    CameEarly,
 }
 
 impl Rare {
     /// All of them.
-    pub const ALL: [Rare; 25] = [
+    pub const ALL: [Rare; 27] = [
         Rare::TakenOver,
         Rare::TakenOverByRedelivery,
         Rare::ClaimMadeAgain,
@@ -88,6 +92,8 @@ impl Rare {
         Rare::Recovered,
         Rare::RecoveredAfterRestore,
         Rare::Moved,
+        Rare::SleepsNatively,
+        Rare::CameEarly,
     ];
 }
 

@@ -66,7 +66,7 @@ async fn requeued_messages_go_before_the_rest_in_the_order_of_requeueing() {
         let (unlimited, where_unlimited): (&[_], _) = match stage.profile {
             Profile::Rabbit310 => (&[], ["d", "e", "c", "a", "b"]),
             Profile::Rabbit40 => (&[("x-delivery-limit", -1)], ["d", "e", "c", "a", "b"]),
-            Profile::Rabbit4 => (&[("x-delivery-limit", -1)], to_the_head),
+            Profile::Rabbit4 | Profile::Rabbit44 => (&[("x-delivery-limit", -1)], to_the_head),
         };
         stage.broker.apply(&only("unlimited", unlimited)).await.unwrap();
         for (queue, expected) in [("work", to_the_head), ("unlimited", where_unlimited)] {

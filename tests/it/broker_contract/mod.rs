@@ -5,7 +5,9 @@
 //! - `interrupted`: connections that are cut, queues that are deleted.
 //! - `refused`: delivery limits, rungs that stall, headers that lie.
 //! - `policies`: what policies do to queues.
+//! - `asleep`: messages that sleep on their queue until a time.
 
+mod asleep;
 mod interrupted;
 mod policies;
 mod refused;

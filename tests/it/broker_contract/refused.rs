@@ -41,7 +41,7 @@ async fn a_message_beyond_the_delivery_limit_is_dropped() {
         assert_eq!(deliveries(&stage, "two", false, 9).await, 3, "{name}");
         stage.holds("two", 0).await;
         // Later versions do not count what is put back.
-        let expected = if stage.profile == Profile::Rabbit4 { 9 } else { 3 };
+        let expected = if stage.profile >= Profile::Rabbit4 { 9 } else { 3 };
         assert_eq!(deliveries(&stage, "two", true, 9).await, expected, "{name}");
     }
 }
@@ -84,7 +84,7 @@ async fn thirty_two_stuck_messages_stop_a_rung() {
         broker.apply(&super::topology(&["work", "other"])).await.unwrap();
         assert!(timeout(RUNG * 5, work.next()).await.is_err(), "{name}: still nothing comes through");
         stage.purge(RUNG_QUEUE).await;
-        let left = if stage.profile == Profile::Rabbit4 { 0 } else { 33 };
+        let left = if stage.profile >= Profile::Rabbit4 { 0 } else { 33 };
         stage.holds(RUNG_QUEUE, left).await;
     }
 }

@@ -76,6 +76,7 @@ pub async fn brokers() -> [Stage; 2] {
     let profile = match version.as_str() {
         three if three.starts_with("3.") => Profile::Rabbit310,
         four if four.starts_with("4.0.") => Profile::Rabbit40,
+        four if four.starts_with("4.4.") => Profile::Rabbit44,
         _ => Profile::Rabbit4,
     };
     let embedded = EmbeddedBroker::with_profile(Names::new("r"), profile);
@@ -232,6 +233,16 @@ impl Stage {
         }
     }
 
+    /// Publishes as a foreign client may: with this as the time until when the message sleeps. Answers whether the
+    /// broker is one that foreign clients can reach.
+    pub async fn publish_with_delivery_time(&self, message: Message, until: AMQPValue) -> bool {
+        let Backstage::Rabbit(vhost) = &self.backstage else { return false };
+        let mut headers = FieldTable::default();
+        headers.insert("x-opt-delivery-time".into(), until);
+        publish_raw(vhost, message, BasicProperties::default().with_headers(headers), true).await;
+        true
+    }
+
     /// Publishes without asking to be told when no queue takes it.
     pub async fn publish_unasked(&self, message: Message) {
         match &self.backstage {
@@ -246,13 +257,19 @@ impl Stage {
 }
 
 /// Publishes past the client and insists on a confirmation with no return.
-async fn publish_raw(vhost: &Vhost, message: Message, properties: BasicProperties, mandatory: bool) {
+async fn publish_raw(vhost: &Vhost, message: Message, mut properties: BasicProperties, mandatory: bool) {
     let raw = vhost.raw().await;
     raw.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
     let names = Names::new("r");
     let (exchange, key) = match message.to {
         Destination::Queue(queue) => (names.jobs(), queue),
         Destination::Rung { rung, then } => (names.rung(rung), then),
+        Destination::Asleep { queue, until } => {
+            let mut headers = properties.headers().clone().unwrap_or_default();
+            headers.insert("x-opt-delivery-time".into(), AMQPValue::LongLongInt(until.as_millis()));
+            properties = properties.with_headers(headers);
+            (names.jobs(), queue)
+        }
         Destination::Quarantine { .. } => unreachable!("no test needs it"),
     };
     let options = BasicPublishOptions { mandatory, immediate: false };

@@ -131,7 +131,7 @@ impl Api {
 
     async fn connect(&self) -> problem::Result<&Connections> {
         let connect = async || {
-            let broker = engine::connect_broker(&self.config()).await?;
+            let broker = engine::connect_broker(&self.config(), &self.clock).await?;
             let (ledger, clock, entropy) = (self.ledger.clone(), self.clock.clone(), self.entropy.clone());
             Ok(Connections { broker, ledger, clock, entropy })
         };

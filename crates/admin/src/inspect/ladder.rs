@@ -1,4 +1,4 @@
-//! How many messages wait on each rung.
+//! How many messages sleep where: on each rung, or on each queue.
 
 use std::time::Duration;
 
@@ -20,6 +20,17 @@ pub struct RungReport {
     pub ready: Option<u64>,
 }
 
+/// A queue on which messages sleep until their time.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct SleepReport {
+    /// The name of the queue.
+    pub name: String,
+    /// How many messages sleep there, with those of all its lanes, if that is known.
+    pub asleep: Option<u64>,
+}
+
+const EMBEDDED: &str = "messages sleep in the worker's process, which has the embedded broker";
+
 /// All rungs, from the shortest delay, and why the broker could not be asked.
 pub async fn rungs(config: &Config, broker: &dyn Broker) -> (Vec<RungReport>, Option<String>) {
     let names = config.topology().names;
@@ -33,10 +44,48 @@ pub async fn rungs(config: &Config, broker: &dyn Broker) -> (Vec<RungReport>, Op
         name,
     };
     let why = match &asked {
-        BrokerStatus::Embedded => {
-            Some("messages sleep in the worker's process, which has the embedded broker".to_owned())
-        }
+        BrokerStatus::Embedded => Some(EMBEDDED.to_owned()),
         asked => asked.error().map(str::to_owned),
     };
     (rungs.into_iter().map(report).collect(), why)
+}
+
+/// All queues on which messages sleep, and why the broker could not be asked. Only RabbitMQ's management API knows how
+/// many sleep.
+pub async fn sleepers(config: &Config, broker: &dyn Broker) -> (Vec<SleepReport>, Option<String>) {
+    let (known, why) = match broker.keeps_messages() {
+        false => (None, Some(EMBEDDED.to_owned())),
+        true => match broker.rates().await {
+            Ok(rates) => (Some(rates), None),
+            Err(why) => (None, Some(why)),
+        },
+    };
+    let (lanes, chores) = (config.lanes(), config.topology().names.chores());
+    let report = |name: String| {
+        // A queue without statistics has just been declared, or the broker has just begun.
+        let of = known.as_ref().map(|known| lanes.queues(&name).map(|lane| Some(known.get(&lane)?.asleep)).sum());
+        SleepReport { name, asleep: of.flatten() }
+    };
+    (config.queues.keys().cloned().chain([chores]).map(report).collect(), why)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use roundelay_broker::embedded::EmbeddedBroker;
+    use roundelay_model::topology::Names;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn where_it_is_not_known_how_many_sleep_that_is_said() {
+        let config =
+            Config::parse("broker.delays = \"native\"\n[queues.a]\n[queues.b]\nlanes = 2", "r.toml", []).unwrap();
+        let broker = EmbeddedBroker::new(Names::new(&config.broker.prefix));
+        let (queues, why) = sleepers(&config, &broker).await;
+        let asleep: BTreeMap<&str, Option<u64>> = queues.iter().map(|of| (of.name.as_str(), of.asleep)).collect();
+        assert_eq!(asleep, BTreeMap::from([("a", None), ("b", None), ("roundelay.chores", None)]));
+        assert!(why.unwrap().contains("embedded"));
+    }
 }

@@ -9,6 +9,7 @@
 //! - `overslept`: chains whose due times lie further ahead than their schedules can explain; they count as overdue.
 //! - [`queues`], [`throttles`], [`workers`], [`failures`], [`ladder`]: what lies between a chain and its run.
 //! - [`broker`]: how many messages and consumers its queues have, or why that is not known.
+//! - [`delays`]: whether messages sleep on rungs or on their own queues, and so what has to exist on the broker.
 //! - [`doctor`]: what the system depends on: broker, ledger, clocks, this machine; what is wrong there, and how to mend
 //!   it.
 //! - [`mod@format`]: the words for times, spans, states, schedules.
@@ -16,6 +17,7 @@
 pub mod broker;
 pub mod chain;
 pub mod chains;
+pub mod delays;
 pub mod doctor;
 pub mod failures;
 pub mod format;

@@ -31,7 +31,7 @@ pub struct QueueReport {
     pub unsent: i64,
     /// How many chains wait for the end of their batch.
     pub gathering: i64,
-    /// How many messages wait on the broker, if that is known.
+    /// How many messages wait on the broker, without those that sleep there, if that is known.
     pub ready: Option<u64>,
     /// How many consumers the queue has; for a queue with lanes, those of the lane that has the fewest.
     pub consumers: Option<u64>,
@@ -232,7 +232,7 @@ mod tests {
             config: &config,
             census: &census,
             asked: &BrokerStatus::Embedded,
-            rates: &BTreeMap::from([("work".into(), broker::Rates { published: 1.5, delivered: 2.0 })]),
+            rates: &BTreeMap::from([("work".into(), broker::Rates { published: 1.5, delivered: 2.0, asleep: 7 })]),
             workers: &workers,
             orders: &BTreeMap::from([(Subject::Queue("work".into()), orders)]),
             now: at(100),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use roundelay_config::Config;
 use roundelay_engine::Connections;
+use roundelay_engine::delays;
 use roundelay_engine::resend::{Resent, resend_all};
 use roundelay_engine::topology_guard;
 use roundelay_ledger::LedgerUrl;
@@ -156,8 +157,8 @@ pub async fn promote(config: &Config, force: bool, mut told: impl FnMut(&str)) -
         OperateError::Refused(format!("{words}: {error}"))
     };
     let connections = Connections::open(config).await.map_err(|error| again(&error))?;
-    connections.broker.apply(&config.topology()).await.map_err(|error| again(&error))?;
     topology_guard::adopt(&*connections.ledger, config).await.map_err(|error| again(&error))?;
+    delays::declare(config, &connections).await.map_err(|error| again(&error))?;
     told("the topology is declared on this site's broker");
     let began = Instant::now();
     let resent = resend_all(config, &connections).await.map_err(|error| again(&error));

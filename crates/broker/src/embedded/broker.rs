@@ -9,7 +9,7 @@ use super::node::Node;
 use crate::embedded::connection::EmbeddedConnection;
 use crate::embedded::profile::Profile;
 use crate::rabbit::Patience;
-use crate::{Broker, BrokerError, Consumer, Depth, Message, PublishError};
+use crate::{Broker, BrokerError, Consumer, Depth, Message, PublishError, Sleeping};
 
 /// The broker, and a connection to it that is there as long as a clone of it exists. Clones are the
 /// same one; a process of its own has its own [connection](Self::connect).
@@ -49,6 +49,14 @@ impl EmbeddedBroker {
 impl Broker for EmbeddedBroker {
     fn keeps_messages(&self) -> bool {
         false
+    }
+
+    fn sleeping(&self) -> &Sleeping {
+        self.own.sleeping()
+    }
+
+    fn parks(&self) -> Option<bool> {
+        Some(self.node.lock().profile.parks())
     }
 
     async fn apply(&self, topology: &Topology) -> Result<(), BrokerError> {

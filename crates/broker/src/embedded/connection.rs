@@ -25,7 +25,9 @@ use crate::embedded::profile::Profile;
 use crate::embedded::publish_fault::PublishFault;
 use crate::rabbit::Patience;
 use crate::rabbit::check::refuse_wrong;
-use crate::{Broker, BrokerError, Consumer, Depth, Destination, Message, PeekedMessage, PublishError};
+use crate::{
+    Broker, BrokerError, Consumer, Delays, Depth, Destination, Message, PeekedMessage, PublishError, Sleeping,
+};
 
 /// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,6 +205,7 @@ pub struct EmbeddedConnection {
     node: Arc<Node>,
     line: Arc<Line>,
     patience: Patience,
+    sleeping: Sleeping,
 }
 
 impl fmt::Debug for EmbeddedConnection {
@@ -215,7 +218,7 @@ impl fmt::Debug for EmbeddedConnection {
 impl EmbeddedConnection {
     pub(super) fn open(names: Names, node: Arc<Node>, patience: Patience) -> Self {
         let line = node.change(|state, _| state.connect());
-        Self { names, node, line, patience }
+        Self { names, node, line, patience, sleeping: Sleeping::default() }
     }
 
     /// Cuts the connection, as when TCP breaks, for as long as `away`; a second cut meanwhile can
@@ -249,6 +252,13 @@ impl EmbeddedConnection {
         self.node.change(|state, outbox| state.end(&self.line, Standing::Dead, outbox));
     }
 
+    /// The same, which sends messages to sleep as this says.
+    #[must_use]
+    pub fn with_delays(mut self, delays: Delays) -> Self {
+        self.sleeping = Sleeping::new(delays);
+        self
+    }
+
     /// Whether publishes are mandatory, which they are unless this says otherwise. Without, the
     /// broker confirms what no queue takes, and the message is gone.
     pub fn mandatory(&self, mandatory: bool) {
@@ -258,7 +268,7 @@ impl EmbeddedConnection {
     /// Exchange and routing key.
     fn address(&self, to: &Destination) -> (String, Arc<str>) {
         match to {
-            Destination::Queue(queue) => (self.names.jobs(), queue.as_str().into()),
+            Destination::Queue(queue) | Destination::Asleep { queue, .. } => (self.names.jobs(), queue.as_str().into()),
             Destination::Rung { rung, then } => (self.names.rung(*rung), then.as_str().into()),
             Destination::Quarantine { .. } => (self.names.jobs(), self.names.quarantine().into()),
         }
@@ -355,6 +365,14 @@ impl Broker for EmbeddedConnection {
     /// As long as the node runs, which outlives its connections.
     fn keeps_messages(&self) -> bool {
         true
+    }
+
+    fn sleeping(&self) -> &Sleeping {
+        &self.sleeping
+    }
+
+    fn losses(&self) -> u64 {
+        self.line.losses()
     }
 
     async fn apply(&self, topology: &Topology) -> Result<(), BrokerError> {

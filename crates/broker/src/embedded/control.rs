@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use roundelay_model::clock::Entropy;
+use roundelay_model::clock::{Clock, Entropy};
 use tokio::time::Instant;
 
 use super::state::State;
@@ -39,7 +39,7 @@ impl EmbeddedBroker {
         let Some(found) = state.queues.get_mut(queue) else { return Vec::new() };
         let mut messages = found.empty();
         // RabbitMQ 4 purges what is on its way out as well.
-        if profile == Profile::Rabbit4 {
+        if profile >= Profile::Rabbit4 {
             messages.extend(found.dying.all().cloned());
             found.dying.clear();
         }
@@ -57,12 +57,15 @@ impl EmbeddedBroker {
         self.node.change(|state, _| state.delete_exchange(exchange))
     }
 
-    /// Loses the `nth` of the messages that wait on a queue (0 is the next), which RabbitMQ promises
-    /// not to do. What it was, if there was one.
+    /// Loses the `nth` of the messages that wait on a queue (0 is the next; behind them come those that sleep), which
+    /// RabbitMQ promises not to do. What it was, if there was one.
     pub fn lose(&self, queue: &str, nth: usize) -> Option<Bytes> {
         let mut state = self.node.lock();
-        let (place, nth) = state.queues.get_mut(queue)?.nth(nth)?;
-        let lost = place.remove(nth)?;
+        let found = state.queues.get_mut(queue)?;
+        let lost = match found.nth(nth) {
+            Some((place, nth)) => place.remove(nth)?,
+            None => found.take_asleep(nth - found.waiting())?,
+        };
         state.watch(queue);
         Some(lost.body)
     }
@@ -72,6 +75,14 @@ impl EmbeddedBroker {
     pub fn duplicate(&self, queue: &str, nth: usize) -> Option<Bytes> {
         self.node.change(|state, outbox| {
             let found = state.queues.get_mut(queue)?;
+            let waiting = found.waiting();
+            if nth >= waiting {
+                let (until, twin) = found.all_asleep().nth(nth - waiting)?;
+                let twin = twin.clone();
+                let body = twin.body.clone();
+                found.put_asleep(until, twin);
+                return Some(body);
+            }
             let (place, nth) = found.nth(nth)?;
             let twin = place.get(nth)?.clone();
             let body = twin.body.clone();
@@ -95,6 +106,21 @@ impl EmbeddedBroker {
         state.watch(queue);
     }
 
+    /// Goes by this clock, which says until when messages sleep on their queues. Without this it is the machine's.
+    pub fn goes_by(&self, clock: Clock) {
+        self.node.change(|state, _| state.clock = clock);
+    }
+
+    /// Behaves like another version from now on, as a cluster does whose nodes were updated or rolled back.
+    pub fn become_like(&self, profile: Profile) {
+        self.node.change(|state, outbox| state.become_like(profile, outbox));
+    }
+
+    /// How far the broker's clock is ahead, in milliseconds: the sum of all that [`Self::set_clock`] did.
+    pub fn ahead(&self) -> i64 {
+        self.node.lock().ahead
+    }
+
     /// Sets the broker's clock by `millis`: RabbitMQ keeps until when a message sleeps as a time of its clock, which is
     /// another after a restart, or when another node of a cluster leads the queue. What sleeps wakes so much sooner, or
     /// later; on a rung, what comes in afterwards waits behind that.
@@ -103,10 +129,11 @@ impl EmbeddedBroker {
         let now = Instant::now();
         let set = |until: Instant| if millis < 0 { until + by } else { until.checked_sub(by).unwrap_or(now) };
         self.node.change(|state, outbox| {
+            state.ahead = state.ahead.saturating_add(millis);
             let names: Vec<String> = state.queues.keys().map(ToString::to_string).collect();
             for name in names {
                 let Some(queue) = state.queues.get_mut(&*name) else { continue };
-                for message in queue.returned.iter_mut().chain(&mut queue.ready) {
+                for message in queue.all_mut() {
                     message.expires = message.expires.map(set);
                 }
                 state.watch(&name);
@@ -117,8 +144,13 @@ impl EmbeddedBroker {
         });
     }
 
+    /// The names of all queues, in order.
+    pub fn queues(&self) -> Vec<String> {
+        self.node.lock().queues.keys().cloned().collect()
+    }
+
     /// Every message: queue by queue in the order of their names, first what waits, the next first,
-    /// then what is stuck on its way out, then what is unsettled.
+    /// then what sleeps, then what is stuck on its way out, then what is unsettled.
     pub fn census(&self) -> Vec<Held> {
         self.node.lock().census()
     }
@@ -138,6 +170,9 @@ impl State {
             for message in queue.all_waiting() {
                 let state = message.expires.map_or(HeldState::Ready, |until| HeldState::OnRung { until });
                 all.push(held(&message.body, state));
+            }
+            for (until, message) in queue.all_asleep() {
+                all.push(held(&message.body, HeldState::Asleep { until }));
             }
             for message in queue.dying.all() {
                 all.push(held(&message.body, HeldState::Dying));

@@ -60,10 +60,15 @@ impl State {
     /// Does what is due on a queue: gives up what has waited too long, tries again what is stuck,
     /// and deletes a queue that no consumer has used for as long as its `expires`.
     pub(super) fn look_at(&mut self, name: &str, now: Instant, outbox: &mut Outbox<'_>) {
+        let time = self.time();
         let Some(queue) = self.queues.get_mut(name) else { return };
         if queue.unused_until().is_some_and(|until| until <= now) {
             self.delete_queue(name, outbox);
             return;
+        }
+        if queue.all_asleep().next().is_some_and(|(until, _)| until <= time) {
+            queue.wake(time);
+            queue.flush(outbox);
         }
         let expired = queue.take_expired(now);
         if queue.dying.retry.is_some_and(|retry| retry <= now) {

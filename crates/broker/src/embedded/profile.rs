@@ -1,7 +1,7 @@
 //! Which RabbitMQ the embedded broker behaves like.
 
 /// Whose behaviour it has, where versions differ.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Profile {
     /// RabbitMQ 3.10:
     ///
@@ -22,4 +22,14 @@ pub enum Profile {
     /// believed. Purging a rung purges what is stuck on it.
     #[default]
     Rabbit4,
+    /// RabbitMQ 4.4: as 4.3, and a message that says until when it is to sleep
+    /// ([`Destination::Asleep`](crate::Destination::Asleep)) sleeps on its queue. What wakes goes before what waits.
+    Rabbit44,
+}
+
+impl Profile {
+    /// Whether messages sleep on their queues.
+    pub fn parks(self) -> bool {
+        self >= Self::Rabbit44
+    }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use roundelay_model::clock::Time;
 use tokio::time::Instant;
 
 /// What goes wrong with a publish.
@@ -60,9 +61,14 @@ pub enum HeldState {
     Unsettled,
     /// Its time on the queue is over, and where that leads does not take it.
     Dying,
-    /// It sleeps until then.
+    /// It sleeps on a rung until then.
     OnRung {
         /// When its time is over.
         until: Instant,
+    },
+    /// It sleeps on its queue until then.
+    Asleep {
+        /// By the broker's clock.
+        until: Time,
     },
 }

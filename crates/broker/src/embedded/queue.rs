@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use roundelay_model::clock::Time;
 use roundelay_model::topology::Argument;
 use roundelay_model::trace_context::Carried;
 use tokio::sync::mpsc;
@@ -13,7 +14,7 @@ use super::consumer::{Flow, Tag};
 use super::dead_lettering::Dying;
 use super::node::Outbox;
 use super::settings::Settings;
-use crate::{Delivery, Message};
+use crate::{Delivery, Destination, Message};
 
 /// What a message in quarantine says of itself, beside its body.
 pub(super) struct Label {
@@ -36,6 +37,8 @@ pub(super) struct Stored {
     pub(super) deaths: Vec<(Arc<str>, usize)>,
     /// When its time on this queue is over.
     pub(super) expires: Option<Instant>,
+    /// Until when it is to sleep on a queue, where the broker knows that.
+    pub(super) asleep_until: Option<Time>,
     /// Only in quarantine.
     pub(super) label: Option<Arc<Label>>,
 }
@@ -43,7 +46,11 @@ pub(super) struct Stored {
 impl Stored {
     /// A message that has just been published.
     pub(super) fn new(message: Message, routing_key: Arc<str>) -> Self {
-        let Message { body, trace, .. } = message;
+        let Message { body, trace, to, .. } = message;
+        let asleep_until = match to {
+            Destination::Asleep { until, .. } => Some(until),
+            _ => None,
+        };
         Self {
             body,
             trace,
@@ -52,6 +59,7 @@ impl Stored {
             returns: 0,
             deaths: Vec::new(),
             expires: None,
+            asleep_until,
             label: None,
         }
     }
@@ -84,6 +92,10 @@ pub(super) struct Queue {
     pub(super) returned: VecDeque<Stored>,
     /// What has not been delivered yet.
     pub(super) ready: VecDeque<Stored>,
+    /// What sleeps, by the time until when, and by the order in which it came.
+    asleep: BTreeMap<(Time, u64), Stored>,
+    /// Grows with every message that is put to sleep.
+    put_asleep: u64,
     /// What is on its way out.
     pub(super) dying: Dying,
     pub(super) consumers: Vec<Attached>,
@@ -113,6 +125,8 @@ impl Queue {
             used: Instant::now(),
             returned: VecDeque::new(),
             ready: VecDeque::new(),
+            asleep: BTreeMap::new(),
+            put_asleep: 0,
             dying: Dying::default(),
             consumers: Vec::new(),
             turn: 0,
@@ -127,6 +141,35 @@ impl Queue {
     /// What waits, first the next.
     pub(super) fn all_waiting(&self) -> impl Iterator<Item = &Stored> {
         self.returned.iter().chain(&self.ready)
+    }
+
+    /// What sleeps, and until when; first what wakes first.
+    pub(super) fn all_asleep(&self) -> impl Iterator<Item = (Time, &Stored)> {
+        self.asleep.iter().map(|((until, _), message)| (*until, message))
+    }
+
+    /// What waits or sleeps.
+    pub(super) fn all_mut(&mut self) -> impl Iterator<Item = &mut Stored> {
+        self.returned.iter_mut().chain(&mut self.ready).chain(self.asleep.values_mut())
+    }
+
+    /// Lets a message sleep.
+    pub(super) fn put_asleep(&mut self, until: Time, message: Stored) {
+        self.put_asleep += 1;
+        self.asleep.insert((until, self.put_asleep), message);
+    }
+
+    /// Wakes what has slept until `now`: it goes before what waits.
+    pub(super) fn wake(&mut self, now: Time) {
+        while let Some(first) = self.asleep.first_entry().filter(|first| first.key().0 <= now) {
+            self.returned.push_back(first.remove());
+        }
+    }
+
+    /// Takes away the `nth` of those that sleep.
+    pub(super) fn take_asleep(&mut self, nth: usize) -> Option<Stored> {
+        let key = *self.asleep.keys().nth(nth)?;
+        self.asleep.remove(&key)
     }
 
     fn pop(&mut self) -> Option<Stored> {
@@ -206,9 +249,10 @@ impl Queue {
         self.settings.expires.filter(|_| self.consumers.is_empty()).map(|expires| self.used + expires)
     }
 
-    /// Takes away everything that waits.
+    /// Takes away everything that waits or sleeps.
     pub(super) fn empty(&mut self) -> Vec<Stored> {
-        std::iter::from_fn(|| self.pop()).collect()
+        let waiting: Vec<Stored> = std::iter::from_fn(|| self.pop()).collect();
+        waiting.into_iter().chain(std::mem::take(&mut self.asleep).into_values()).collect()
     }
 
     /// The `nth` of those that wait, and where it is.
@@ -241,7 +285,7 @@ impl Attached {
             let settle = Tag::new(tag, self.flow.clone(), outbox.node().clone());
             let (body, queue) = (message.body.clone(), self.flow.queue.clone());
             let delivery = Delivery::new(body, queue, message.redelivered, message.times_dead(), Box::new(settle));
-            outbox.add(place, delivery.traced(message.trace.clone()));
+            outbox.add(place, delivery.traced(message.trace.clone()).asleep_until(message.asleep_until));
         }
         self.unsettled.insert(tag, message);
     }

@@ -73,10 +73,10 @@ impl Settings {
             delivery_limit: match (limit, profile) {
                 (Some(limit), _) => u64::try_from(limit).ok(),
                 (None, Profile::Rabbit310) => None,
-                (None, Profile::Rabbit40 | Profile::Rabbit4) => Some(DELIVERY_LIMIT),
+                (None, _) => Some(DELIVERY_LIMIT),
             },
-            requeues_count: profile != Profile::Rabbit4,
-            requeues_to_tail: profile != Profile::Rabbit4,
+            requeues_count: profile < Profile::Rabbit4,
+            requeues_to_tail: profile < Profile::Rabbit4,
             dead_letter,
             expires: shortest("x-expires", "expires"),
         }

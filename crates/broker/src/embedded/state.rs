@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use roundelay_model::clock::{Clock, Time};
 use roundelay_model::topology::{Exchange, ExchangeKind, Topology};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -14,7 +15,7 @@ use super::consumer::Flow;
 use super::node::Outbox;
 use super::policy::Policy;
 use super::queue::{Attached, Queue, Return, Stored};
-use super::settings::argument_text;
+use super::settings::{Settings, argument_text};
 use crate::embedded::profile::Profile;
 use crate::{BrokerError, Delivery, Depth};
 
@@ -25,6 +26,10 @@ const NOTICE: Duration = Duration::from_millis(35);
 /// The node's state.
 pub(super) struct State {
     pub(super) profile: Profile,
+    /// By which messages sleep on their queues,
+    pub(super) clock: Clock,
+    /// and how far it is ahead of what `clock` shows, in milliseconds.
+    pub(super) ahead: i64,
     pub(super) running: bool,
     pub(super) exchanges: BTreeMap<String, Routes>,
     pub(super) queues: BTreeMap<String, Queue>,
@@ -59,6 +64,8 @@ impl State {
     pub(super) fn new(profile: Profile) -> Self {
         Self {
             profile,
+            clock: Clock::System,
+            ahead: 0,
             running: true,
             exchanges: BTreeMap::new(),
             queues: BTreeMap::new(),
@@ -124,7 +131,7 @@ impl State {
                 let told = Instant::now() + NOTICE;
                 self.leaving.extend(queue.consumers.into_iter().map(|consumer| (told, consumer)));
             }
-            Profile::Rabbit40 | Profile::Rabbit4 => {
+            _ => {
                 queue.consumers.iter().for_each(|consumer| consumer.flow.end());
                 outbox.bury(queue.consumers);
             }
@@ -179,13 +186,21 @@ impl State {
 
     /// Puts a message on a queue.
     pub(super) fn enqueue(&mut self, name: &str, mut message: Stored, outbox: &mut Outbox<'_>) {
+        let now = message.asleep_until.is_some().then(|| self.time());
+        let parks = self.profile.parks();
         let Some(queue) = self.queues.get_mut(name) else { return };
-        if let Some(ttl) = queue.settings.ttl {
-            let expires = Instant::now() + ttl;
-            message.expires = Some(expires);
-            if queue.ready.is_empty() {
-                self.alarms.insert((expires, name.to_owned()));
+        // Its time on the queue runs while it sleeps; but it sleeps to the end.
+        message.expires = queue.settings.ttl.map(|ttl| Instant::now() + ttl);
+        if let Some(until) = message.asleep_until.filter(|until| parks && now.is_some_and(|now| now < *until)) {
+            let first = queue.all_asleep().next().is_none_or(|(first, _)| until < first);
+            queue.put_asleep(until, message);
+            if first {
+                self.watch(name);
             }
+            return;
+        }
+        if let Some(expires) = message.expires.filter(|_| queue.ready.is_empty()) {
+            self.alarms.insert((expires, name.to_owned()));
         }
         queue.ready.push_back(message);
         if !queue.consumers.is_empty() {
@@ -211,6 +226,28 @@ impl State {
 
     // ---- Time ----
 
+    /// What the broker's clock shows.
+    pub(super) fn time(&self) -> Time {
+        Time::from_millis(self.clock.now().as_millis().saturating_add(self.ahead))
+    }
+
+    /// Behaves like another version from now on. Where that does not know that messages sleep on their queues, those
+    /// that do wake.
+    pub(super) fn become_like(&mut self, profile: Profile, outbox: &mut Outbox<'_>) {
+        self.profile = profile;
+        let all: Vec<(String, Settings)> =
+            self.queues.iter().map(|(name, queue)| (name.clone(), self.settings(name, &queue.arguments))).collect();
+        for (name, settings) in all {
+            if let Some(queue) = self.queues.get_mut(&name) {
+                queue.settings = settings;
+                if !profile.parks() {
+                    queue.wake(Time::from_millis(i64::MAX));
+                }
+            }
+            self.serve(&name, outbox);
+        }
+    }
+
     /// When there is something to do; never while the node is stopped.
     pub(super) fn next_alarm(&self) -> Option<Instant> {
         let alarm = self.alarms.first().map(|(at, _)| *at);
@@ -227,7 +264,8 @@ impl State {
     pub(super) fn watch(&mut self, name: &str) {
         let Some(queue) = self.queues.get(name) else { return };
         let first = |place: &std::collections::VecDeque<Stored>| place.front().and_then(|message| message.expires);
-        let due = [first(&queue.returned), first(&queue.ready), queue.dying.retry(), queue.unused_until()];
+        let wakes = queue.all_asleep().next().map(|(until, _)| Instant::now() + until.since(self.time()));
+        let due = [first(&queue.returned), first(&queue.ready), wakes, queue.dying.retry(), queue.unused_until()];
         if let Some(at) = due.into_iter().flatten().min() {
             self.alarm(at, name);
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use parking_lot::Mutex;
-use roundelay_model::clock::Entropy;
+use roundelay_model::clock::{Clock, Entropy, Time};
 use roundelay_model::ladder::Ladder;
 use roundelay_model::topology::{Names, Topology};
 use tokio::time::{Instant, sleep, timeout};
@@ -36,6 +36,37 @@ fn now(queue: &str, body: &str) -> Message {
 
 fn later(then: &str, body: &str) -> Message {
     message(Destination::Rung { rung: RUNG, then: then.into() }, body)
+}
+
+const BASE: Time = Time::from_millis(1_800_000_000_000);
+
+/// A broker on which messages sleep, and whose clock goes by tokio's.
+async fn parking() -> EmbeddedBroker {
+    let broker = EmbeddedBroker::with_profile(Names::new("r"), Profile::Rabbit44);
+    broker.goes_by(Clock::starting_at(BASE));
+    broker.apply(&topology()).await.unwrap();
+    broker
+}
+
+/// Sleeps on `work` until so many seconds after the start.
+fn asleep(seconds: u64, body: &str) -> Message {
+    let until = BASE + Duration::from_secs(seconds);
+    message(Destination::Asleep { queue: "work".into(), until }, body)
+}
+
+/// What comes within an hour, and after how many seconds.
+async fn arrivals(consumer: &mut Consumer, since: Instant) -> Vec<(String, u64)> {
+    let mut all = Vec::new();
+    while let Ok(delivery) = timeout(Duration::from_secs(3_600), consumer.next()).await {
+        let delivery = delivery.unwrap();
+        all.push((text(&delivery), since.elapsed().as_secs()));
+        delivery.ack().await;
+    }
+    all
+}
+
+fn expected(all: &[(&str, u64)]) -> Vec<(String, u64)> {
+    all.iter().map(|(body, seconds)| ((*body).to_owned(), *seconds)).collect()
 }
 
 async fn next(consumer: &mut Consumer) -> Delivery {
@@ -405,10 +436,95 @@ async fn a_forgotten_consumer_comes_back_after_the_silence_and_not_with_somethin
     assert_eq!(broker.depth("other").await.unwrap(), Depth { ready: 0, consumers: 1 });
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_sleeps_is_lost_and_doubled_on_demand() {
+    let broker = parking().await;
+    let since = Instant::now();
+    for (seconds, body) in [(30, "c"), (10, "a"), (20, "b")] {
+        broker.publish(asleep(seconds, body)).await.unwrap();
+    }
+    broker.publish(now("work", "awake")).await.unwrap();
+    assert_eq!(bodies(&broker, "work"), ["awake", "a", "b", "c"]);
+    assert_eq!(broker.census()[1].state, HeldState::Asleep { until: BASE + Duration::from_secs(10) });
+    assert_eq!(broker.depth("work").await.unwrap(), Depth { ready: 1, consumers: 0 });
+    // What waits is counted first, then what sleeps.
+    assert_eq!(broker.lose("work", 1).unwrap(), "a");
+    assert_eq!(broker.duplicate("work", 2).unwrap(), "c");
+    assert_eq!((broker.lose("work", 4), broker.duplicate("work", 4)), (None, None));
+    let mut consumer = broker.consume("work", 10).await.unwrap();
+    let all = arrivals(&mut consumer, since).await;
+    assert_eq!(all, expected(&[("awake", 0), ("b", 20), ("c", 30), ("c", 30)]));
+    broker.publish(asleep(9_999_999, "purged")).await.unwrap();
+    assert_eq!((broker.purge("work"), broker.census()), (1, Vec::new()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_sleeps_wakes_when_the_broker_does_not_know_that_any_more() {
+    let broker = parking().await;
+    let since = Instant::now();
+    for (seconds, body) in [(20, "b"), (10, "a")] {
+        broker.publish(asleep(seconds, body)).await.unwrap();
+    }
+    assert_eq!(broker.parks(), Some(true));
+    let mut consumer = broker.consume("work", 10).await.unwrap();
+    sleep(Duration::from_secs(3)).await;
+    broker.become_like(Profile::Rabbit4);
+    assert_eq!(broker.parks(), Some(false));
+    broker.publish(asleep(30, "c")).await.unwrap();
+    assert_eq!(arrivals(&mut consumer, since).await, expected(&[("a", 3), ("b", 3), ("c", 3)]));
+    // And once it does, what comes sleeps.
+    broker.become_like(Profile::Rabbit44);
+    broker.publish(asleep(5_000, "d")).await.unwrap();
+    broker.publish(now("work", "e")).await.unwrap();
+    let all = arrivals(&mut consumer, since).await;
+    assert_eq!(all, expected(&[("e", 3_603), ("d", 5_000)]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_sleeps_goes_by_the_brokers_clock() {
+    let broker = parking().await;
+    let since = Instant::now();
+    let mut consumer = broker.consume("work", 10).await.unwrap();
+    for (seconds, body) in [(10, "a"), (20, "b"), (30, "c"), (40, "d")] {
+        broker.publish(asleep(seconds, body)).await.unwrap();
+    }
+    sleep(Duration::from_secs(5)).await;
+    broker.set_clock(15_000);
+    let [a, b] = [next(&mut consumer).await, next(&mut consumer).await];
+    assert_eq!((text(&a).as_str(), text(&b).as_str(), since.elapsed().as_secs()), ("a", "b", 5));
+    a.ack().await;
+    // Put back, it is there again, though by the clock that is set back its time is to come.
+    broker.set_clock(-25_000);
+    assert_eq!(broker.ahead(), -10_000);
+    b.requeue().await;
+    let all = arrivals(&mut consumer, since).await;
+    assert_eq!(all, expected(&[("b", 5), ("c", 40), ("d", 50)]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_sleeps_wakes_after_an_outage_and_not_while_the_node_is_stopped() {
+    let broker = parking().await;
+    let since = Instant::now();
+    let mut consumer = broker.consume("work", 10).await.unwrap();
+    for (seconds, body) in [(10, "a"), (20, "b"), (30, "c")] {
+        broker.publish(asleep(seconds, body)).await.unwrap();
+    }
+    broker.stop();
+    sleep(Duration::from_secs(25)).await;
+    assert_eq!(broker.census()[0].state, HeldState::Asleep { until: BASE + Duration::from_secs(10) });
+    broker.set_clock(-3_000);
+    broker.start();
+    let all = arrivals(&mut consumer, since).await;
+    let seconds: Vec<_> = all.iter().map(|(body, seconds)| (body.as_str(), *seconds)).collect();
+    assert_eq!(seconds, [("a", 25), ("b", 25), ("c", 33)]);
+}
+
 /// The same dice, hence the same script: several clients that publish, consume and settle while
 /// connections are cut, queues deleted and the node stopped.
 async fn script(profile: Profile, seed: u64) -> Vec<String> {
     let (broker, dice) = (EmbeddedBroker::with_profile(Names::new("r"), profile), Entropy::seeded(seed));
+    let clock = Clock::starting_at(BASE);
+    broker.goes_by(clock.clone());
     broker.apply(&topology()).await.unwrap();
     let (begun, told) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
     let tell = move |told: &Mutex<Vec<String>>, what: String| {
@@ -435,11 +551,18 @@ async fn script(profile: Profile, seed: u64) -> Vec<String> {
                     if dice.below(4) == 0 { delivery.requeue().await } else { delivery.ack().await }
                 }
             };
-            let (client, dice, told) = other;
+            let ((client, dice, told), clock) = (other, clock.clone());
             let publishing = async move {
                 for n in 0..40 {
                     let body = format!("{number}-{n}");
-                    let message = if dice.below(2) == 0 { now(queue, &body) } else { later(queue, &body) };
+                    let message = match dice.below(3) {
+                        0 => now(queue, &body),
+                        1 => later(queue, &body),
+                        _ => {
+                            let until = clock.now() + Duration::from_millis(dice.below(9_000) as u64);
+                            message(Destination::Asleep { queue: queue.into(), until }, &body)
+                        }
+                    };
                     let verdict = client.publish(message).await;
                     tell(&told, format!("{number} published {body}: {verdict:?}"));
                     sleep(Duration::from_millis(dice.below(300) as u64)).await;
@@ -473,7 +596,7 @@ async fn script(profile: Profile, seed: u64) -> Vec<String> {
 
 #[tokio::test(start_paused = true)]
 async fn the_same_script_has_the_same_consequences() {
-    for profile in [Profile::Rabbit310, Profile::Rabbit40, Profile::Rabbit4] {
+    for profile in [Profile::Rabbit310, Profile::Rabbit40, Profile::Rabbit4, Profile::Rabbit44] {
         let (one, other) = (script(profile, 1).await, script(profile, 1).await);
         assert!(one.len() > 500, "{}", one.len());
         assert_eq!(one, other);

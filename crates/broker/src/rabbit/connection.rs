@@ -7,6 +7,7 @@
 use std::convert::Infallible;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -242,6 +243,7 @@ pub(super) struct Link {
     line: watch::Receiver<Line>,
     blocked: watch::Receiver<bool>,
     silent: watch::Receiver<bool>,
+    losses: Arc<AtomicU64>,
     stop: CancellationToken,
 }
 
@@ -268,7 +270,7 @@ impl Link {
         });
         let (blocked_out, blocked) = watch::channel(false);
         let (silent_out, silent) = watch::channel(false);
-        let stop = CancellationToken::new();
+        let (losses, stop) = (Arc::<AtomicU64>::default(), CancellationToken::new());
         let keeper = Keeper {
             address,
             name,
@@ -276,10 +278,11 @@ impl Link {
             line: line_out,
             blocked: blocked_out,
             silent: silent_out,
+            losses: losses.clone(),
             stop: stop.clone(),
         };
         tokio::spawn(keeper.keep(first.ok()));
-        Self { line, blocked, silent, stop }
+        Self { line, blocked, silent, losses, stop }
     }
 
     /// Follows the connection's state.
@@ -290,6 +293,11 @@ impl Link {
     /// Follows whether the broker has blocked the connection.
     pub(super) fn blocked(&self) -> watch::Receiver<bool> {
         self.blocked.clone()
+    }
+
+    /// How often it was lost.
+    pub(super) fn losses(&self) -> u64 {
+        self.losses.load(Ordering::Relaxed)
     }
 
     /// Why the connection cannot be used; `None` when it is up and the broker answers.
@@ -358,6 +366,7 @@ struct Keeper {
     line: watch::Sender<Line>,
     blocked: watch::Sender<bool>,
     silent: watch::Sender<bool>,
+    losses: Arc<AtomicU64>,
     stop: CancellationToken,
 }
 
@@ -367,6 +376,7 @@ impl Keeper {
             if let Some(connection) = &connection {
                 let Some(reason) = self.watch_over(connection).await else { break };
                 warn!(connection = %self.name, broker = %self.address.shown, %reason, "lost the broker; reconnecting");
+                self.losses.fetch_add(1, Ordering::Relaxed);
                 self.line.send_replace(Line::Away(reason.into()));
                 self.blocked.send_replace(false);
                 self.silent.send_replace(false);

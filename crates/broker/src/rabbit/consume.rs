@@ -180,12 +180,14 @@ impl Tap {
     fn received(&self, delivery: lapin::message::Delivery, flow: &Flow) -> Delivery {
         let headers = delivery.properties.headers().as_ref();
         let (deaths, trace) = (headers.map_or(0, deaths), headers.and_then(headers::read).map(Box::new));
-        let unreadable = headers.and_then(headers::unreadable);
+        let (asleep_until, unreadable) =
+            (headers.and_then(headers::asleep_until), headers.and_then(headers::unreadable));
         let settle = Unsettled::new(delivery.delivery_tag, delivery.acker, flow.desk.clone());
         let id = delivery.properties.message_id().as_ref().map(|id| id.as_str());
         Delivery::new(delivery.data.into(), self.queue.name.clone(), delivery.redelivered, deaths, Box::new(settle))
             .named(id)
             .traced(trace)
+            .asleep_until(asleep_until)
             .unreadable(unreadable)
     }
 

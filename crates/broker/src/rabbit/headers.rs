@@ -1,4 +1,5 @@
-//! Headers of messages: in which a trace travels, and which say that the others could not be read.
+//! Headers of messages: in which a trace travels, until when a message sleeps, and which say that the others could not
+//! be read.
 
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use roundelay_model::clock::Time;
@@ -8,6 +9,9 @@ use super::sieve;
 
 const PARENT: &str = "traceparent";
 const STATE: &str = "tracestate";
+/// RabbitMQ 4.4 keeps a message on its quorum queue until then, in milliseconds since 1970. The type has to be `long`:
+/// a number of 32 bits and text are ignored.
+const DELIVERY_TIME: &str = "x-opt-delivery-time";
 /// In milliseconds since 1970. AMQP's own property has seconds.
 const PUBLISHED: &str = "roundelay-published";
 
@@ -25,6 +29,19 @@ pub(super) fn write(trace: &Carried) -> FieldTable {
         put(PUBLISHED, AMQPValue::LongLongInt(published.as_millis()));
     }
     headers
+}
+
+/// Has a message sleep on its queue until then.
+pub(super) fn put_asleep(headers: &mut FieldTable, until: Time) {
+    headers.insert(DELIVERY_TIME.into(), AMQPValue::LongLongInt(until.as_millis()));
+}
+
+/// Until when a message with these headers was to sleep on its queue.
+pub(super) fn asleep_until(headers: &FieldTable) -> Option<Time> {
+    match headers.inner().get(DELIVERY_TIME)? {
+        AMQPValue::LongLongInt(millis) => Some(Time::from_millis(*millis)),
+        _ => None,
+    }
 }
 
 /// The span that has sent a message with these headers. Other headers are not the engine's.

@@ -72,7 +72,7 @@ pub async fn memory_of_nodes(url: &str, tls: &BrokerTls) -> Result<u64, String> 
     Ok(nodes.iter().map(|node| node.mem_used).sum())
 }
 
-/// How many messages come and go in a second, by queue. A queue without recent statistics has none.
+/// How many messages come and go in a second, and how many sleep, by queue. A queue without recent statistics has none.
 pub(super) async fn rates(place: &Place<'_>) -> Result<BTreeMap<String, Rates>, String> {
     #[derive(Default, Deserialize)]
     struct Details {
@@ -90,11 +90,17 @@ pub(super) async fn rates(place: &Place<'_>) -> Result<BTreeMap<String, Rates>, 
         name: String,
         #[serde(default)]
         message_stats: Stats,
+        /// From RabbitMQ 4.4 on.
+        #[serde(default)]
+        messages_delayed: u64,
     }
-    const COLUMNS: &str = "name,message_stats.publish_details.rate,message_stats.deliver_get_details.rate";
+    const COLUMNS: &str =
+        "name,messages_delayed,message_stats.publish_details.rate,message_stats.deliver_get_details.rate";
     let rows: Vec<Row> = Api::new(place)?.list("queues", COLUMNS).await?;
-    let rates = rows.into_iter().map(|Row { name, message_stats: Stats { publish_details, deliver_get_details } }| {
-        (name, Rates { published: publish_details.rate, delivered: deliver_get_details.rate })
+    let rates = rows.into_iter().map(|Row { name, message_stats, messages_delayed }| {
+        let Stats { publish_details, deliver_get_details } = message_stats;
+        let (published, delivered) = (publish_details.rate, deliver_get_details.rate);
+        (name, Rates { published, delivered, asleep: messages_delayed })
     });
     Ok(rates.collect())
 }

@@ -46,7 +46,7 @@ use roundelay_model::topology::{Names, Topology};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Broker, BrokerError, Consumer, Depth, Message, PeekedMessage, PublishError, Rates};
+use super::{Broker, BrokerError, Consumer, Depth, Message, PeekedMessage, PublishError, Rates, Sleeping};
 use crate::settings::{BrokerSettings, BrokerUrl};
 use certificates::Certificate;
 pub use check::{Finding, Weight};
@@ -122,6 +122,7 @@ pub struct RabbitBroker {
     declares: bool,
     /// Of deliveries that were worked.
     settlements: Backlog,
+    sleeping: Sleeping,
     _watch: Option<AbortOnDropHandle<()>>,
 }
 
@@ -172,7 +173,8 @@ impl RabbitBroker {
     }
 
     fn configured(self, settings: &BrokerSettings) -> Self {
-        Self { declares: settings.declare, management: settings.management.clone(), ..self }
+        let sleeping = Sleeping::new(settings.delays);
+        Self { declares: settings.declare, management: settings.management.clone(), sleeping, ..self }
     }
 
     async fn at(address: Address, names: Names, patience: Patience) -> Result<Self, BrokerError> {
@@ -197,6 +199,7 @@ impl RabbitBroker {
             management: None,
             declares: true,
             settlements: Backlog::default(),
+            sleeping: Sleeping::default(),
             _watch: watch,
         }
     }
@@ -241,6 +244,14 @@ impl RabbitBroker {
 impl Broker for RabbitBroker {
     fn keeps_messages(&self) -> bool {
         true
+    }
+
+    fn sleeping(&self) -> &Sleeping {
+        &self.sleeping
+    }
+
+    fn losses(&self) -> u64 {
+        self.publishing.losses()
     }
 
     async fn apply(&self, topology: &Topology) -> Result<(), BrokerError> {

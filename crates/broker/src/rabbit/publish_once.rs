@@ -45,12 +45,16 @@ impl Outgoing {
             .with_delivery_mode(2)
             .with_content_type("application/json".into())
             .with_message_id(id.as_str().into());
-        let persistent = match &trace {
-            Some(trace) => persistent.with_headers(headers::write(trace)),
+        let mut table = trace.as_deref().map(headers::write);
+        if let Destination::Asleep { until, .. } = &to {
+            headers::put_asleep(table.get_or_insert_default(), *until);
+        }
+        let persistent = match table {
+            Some(table) => persistent.with_headers(table),
             None => persistent,
         };
         let (exchange, key, properties) = match to {
-            Destination::Queue(queue) => (names.jobs(), queue, persistent),
+            Destination::Queue(queue) | Destination::Asleep { queue, .. } => (names.jobs(), queue, persistent),
             Destination::Rung { rung, then } => (names.rung(rung), then, persistent),
             Destination::Quarantine { from, mut reason } => {
                 // Headers must fit into one frame, or the broker closes the connection.

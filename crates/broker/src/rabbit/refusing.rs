@@ -42,6 +42,7 @@ mod tests {
             prefix: "roundelay.".into(),
             management: None,
             declare: true,
+            delays: crate::Delays::Auto,
             bulk_rate: NonZeroU32::MIN,
             tls: BrokerTls::default(),
         };

@@ -63,10 +63,11 @@ impl Role {
         let exchanges = [publishing.clone(), vec![unrouted.clone()]].concat();
         let (configure, write, read) = match self {
             // It binds queues (write) to exchanges (read); and it names `jobs` and `unrouted` as the places where
-            // rungs and `jobs` lead (write), which takes reading what leads there.
+            // rungs and `jobs` lead (write), which takes reading what leads there. Whether rungs are needed it finds out
+            // by a probe, which is published by `jobs` and consumed.
             Self::Topology => {
                 let all = [publishing, consumed].concat();
-                (all.clone(), all, exchanges)
+                (all.clone(), all, [exchanges, vec![escape(&names.probe())]].concat())
             }
             // A message for a queue that does not exist is not returned, so it asks for the queue first, by declaring
             // it passively, which newer brokers grant to those who have any permission on it. Writing to a queue is
@@ -160,13 +161,14 @@ mod tests {
         use Role::{Monitor, Operator, Publisher, Topology as Declares, Worker};
         /// What, and who may configure, write and read it.
         type Row<'a> = (&'a str, &'a [Role], &'a [Role], &'a [Role]);
-        let table: [Row<'_>; 15] = [
+        let table: [Row<'_>; 16] = [
             ("r.x.jobs", &[Declares], &[Declares, Publisher, Worker, Operator], &[Declares]),
             ("r.x.delay.5s", &[Declares], &[Declares, Publisher, Worker], &[Declares]),
             ("r.x.delay.25441ms", &[Declares], &[Declares, Publisher, Worker], &[Declares]),
             ("r.x.unrouted", &[Declares], &[Declares], &[Declares, Worker, Operator]),
             ("r.x.quarantine", &[Declares], &[Declares], &[Worker, Operator]),
             ("r.x.rearm", &[Declares], &[Declares], &[Worker]),
+            ("r.x.probe", &[Declares], &[Declares], &[Declares, Worker]),
             ("r.x.chores", &[Declares], &[Declares, Publisher], &[Worker]),
             ("sync-ios", &[Declares], &[Declares, Publisher], &[Worker]),
             ("r.x.lane.1.sync-ios", &[Declares], &[Declares], &[Worker]),

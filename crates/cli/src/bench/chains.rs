@@ -40,6 +40,10 @@ pub struct Chains {
     /// How many turns engine and raw loop take within that time.
     #[arg(long, default_value_t = 4)]
     turns: u32,
+    /// How messages sleep: on the ladder, natively on their own queue, or as the broker lets them. The
+    /// raw loop's sleep like the engine's.
+    #[arg(long, default_value = "auto", value_parser = ["auto", "native", "ladder"])]
+    delays: String,
     /// How many messages a worker processes at the same time.
     #[arg(long, default_value_t = 512)]
     concurrency: u16,
@@ -62,6 +66,7 @@ impl Chains {
             length: self.length,
             turns: self.turns.max(1),
             concurrency: self.concurrency.max(1),
+            delays: self.delays,
             allocations: None,
         };
         let report = chains::run(&settings, note).await?;

@@ -24,6 +24,9 @@ pub struct Parked {
     /// The broker's data directory, if it is on this machine, for the broker's disk use.
     #[arg(long, value_name = "FOLDER")]
     broker_data: Option<PathBuf>,
+    /// How messages sleep: on the ladder, natively on their own queue, or as the broker lets them.
+    #[arg(long, default_value = "auto", value_parser = ["auto", "native", "ladder"])]
+    delays: String,
     /// How many chains.
     #[arg(long, default_value_t = 100_000)]
     chains: usize,
@@ -47,6 +50,7 @@ impl Parked {
             ledger: ledger.url.clone(),
             management,
             broker_data: self.broker_data,
+            delays: self.delays,
             chains: self.chains,
             settle: self.settle,
             length: self.length,

@@ -121,7 +121,7 @@ fn facts() -> Facts {
         asked: BrokerStatus::Depths(
             [("sync-ios", depth(37, 0)), ("sync-android", depth(0, 2))].map(|(q, d)| (q.into(), d)).into(),
         ),
-        rates: BTreeMap::from([("sync-android".into(), Rates { published: 12.5, delivered: 12.25 })]),
+        rates: BTreeMap::from([("sync-android".into(), Rates { published: 12.5, delivered: 12.25, asleep: 0 })]),
         workers: vec![
             worker("4711-8c1f0a2b3c4d5e6f", -3, WorkerState::Working, "sync-android", 3),
             worker("4712-0a2b3c4d5e6f8c1f", -50, WorkerState::Working, "sync-ios", 0),

@@ -33,6 +33,10 @@ pub struct Broker {
     /// permission for that, and refuse to start where something is missing: `roundelay topology apply`, or an import,
     /// has declared it before.
     pub declare: bool,
+    /// How messages sleep until they are due. RabbitMQ from 4.4 on lets each sleep on its own queue; on older ones they
+    /// sleep on the queues of a ladder. `auto` finds out by trying, when a worker starts or connects again and once a
+    /// minute. The embedded broker does as it is told, and has a ladder with `auto`.
+    pub delays: Delays,
     /// How many messages in a second one `enroll`, one sync of a roster, or one worker's catch-up publishes at most,
     /// so that the messages of chains that run are not late behind them.
     #[cfg_attr(test, schemars(range(min = 1_000, max = 1_000_000)))]
@@ -50,8 +54,33 @@ impl Default for Broker {
             prefix: "roundelay".into(),
             management: None,
             declare: true,
+            delays: Delays::Auto,
             bulk_rate: 20_000,
             tls: BrokerTls::default(),
+        }
+    }
+}
+
+/// How messages sleep until they are due.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub enum Delays {
+    /// On their own queue if the broker lets them, else on the ladder.
+    #[default]
+    Auto,
+    /// On their own queue. A broker that does not let them is refused.
+    Native,
+    /// On the ladder.
+    Ladder,
+}
+
+impl From<Delays> for roundelay_broker::Delays {
+    fn from(delays: Delays) -> Self {
+        match delays {
+            Delays::Auto => Self::Auto,
+            Delays::Native => Self::Native,
+            Delays::Ladder => Self::Ladder,
         }
     }
 }

@@ -129,6 +129,8 @@ pub struct Families {
     clock_set_at: Seconds,
     ledger_up: Gauge,
     broker_up: Gauge,
+    native_delays: Gauge,
+    broker_clock_ahead: Seconds,
     certificates: Family<ByWhose, Seconds>,
     ready: Gauge,
     worker: Family<ByWorker, Gauge>,
@@ -177,6 +179,8 @@ impl Families {
             clock_set_at: Seconds::default(),
             ledger_up: Gauge::default(),
             broker_up: Gauge::default(),
+            native_delays: Gauge::default(),
+            broker_clock_ahead: Seconds::default(),
             certificates: Family::default(),
             ready: Gauge::default(),
             worker: Family::default(),
@@ -217,6 +221,11 @@ impl Families {
         to.register("delay_hops", "Rungs that a delay takes, when it is begun", self.hops.clone());
         for (what, name, help) in [
             (Count::Rearmed, "rearms", "Messages sent on to a further rung"),
+            (
+                Count::Early,
+                "early_messages",
+                "Messages that the broker handed on before they had slept until their time",
+            ),
             (
                 Count::LeaseLost,
                 "lost_leases",
@@ -274,6 +283,16 @@ impl Families {
         );
         to.register("broker_up", "Whether the broker is connected and takes messages", self.broker_up.clone());
         to.register(
+            "native_delays",
+            "Whether messages sleep on their own queue, not on rungs",
+            self.native_delays.clone(),
+        );
+        to.register(
+            "broker_clock_ahead_seconds",
+            "How far the broker's clock is ahead of the ledger's, where messages sleep on their own queue",
+            self.broker_clock_ahead.clone(),
+        );
+        to.register(
             "broker_certificate_expiry_timestamp_seconds",
             "When a certificate of the connection to the broker ends",
             self.certificates.clone(),
@@ -293,6 +312,11 @@ impl Families {
         self.ready.set(ready.into());
         self.broker_up.set(broker.into());
         self.ledger_up.set(ledger.into());
+    }
+
+    pub fn delays(&self, native: Option<i64>) {
+        self.native_delays.set(native.is_some().into());
+        self.broker_clock_ahead.set(native.unwrap_or_default() as f64 / 1_000.0);
     }
 
     pub fn certificates(&self, certificates: &[Certificate]) {

@@ -88,6 +88,8 @@ pub enum Count {
     Idle,
     /// Messages sent on to a further rung.
     Rearmed,
+    /// Messages that came before the time until which they were to sleep on their queue.
+    Early,
     /// Messages that could not be used.
     Quarantined,
     /// Messages given back to the broker, which delivers them again.
@@ -214,6 +216,11 @@ impl Telemetry {
     /// Sets whether the broker and the ledger can be used, and whether this worker is ready.
     pub fn up(&self, broker: bool, ledger: bool, ready: bool) {
         self.families.up(broker, ledger, ready);
+    }
+
+    /// Sets how messages sleep: on rungs, or natively on a broker whose clock is ahead by so many milliseconds.
+    pub fn delays(&self, native: Option<i64>) {
+        self.families.delays(native);
     }
 
     /// Sets when the certificates of the connection to the broker expire.

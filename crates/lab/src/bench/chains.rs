@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hdrhistogram::Histogram;
 use parking_lot::Mutex;
+use roundelay_broker::Way;
 use roundelay_config::Config;
 use roundelay_engine::StartError;
 use roundelay_engine::life::Probe;
@@ -47,6 +48,8 @@ pub struct Settings {
     pub turns: u32,
     /// How many messages a worker processes at the same time.
     pub concurrency: u16,
+    /// How messages sleep: `auto`, `native` or `ladder`. The raw loop's sleep like the engine's.
+    pub delays: String,
     /// The number of allocations of this process so far; only a program with a counting allocator knows it.
     pub allocations: Option<fn() -> u64>,
 }
@@ -235,10 +238,10 @@ async fn compare(settings: &Settings, chains: usize, note: impl Fn(&str)) -> Res
     let length = settings.length / turns;
     for turn in 1..=turns {
         note(&format!("turn {turn} of {turns}: the engine, {}", short_duration(length)));
-        let (ours, asked) = run_engine(settings, chains, &mut engine, length, None).await?;
+        let (ours, asked, native) = run_engine(settings, chains, &mut engine, length, None).await?;
         traffic = Traffic { writes: traffic.writes + asked.writes, ..traffic };
         note(&format!("turn {turn} of {turns}: the raw loop, {}", short_duration(length)));
-        let raw_loop = RawLoop::start(&course(settings), chains, raw.meter.clone()).await?;
+        let raw_loop = RawLoop::start(&Course { native, ..course(settings) }, chains, raw.meter.clone()).await?;
         sleep(settle(settings.delay)).await;
         let theirs = raw.measure(length).await;
         raw_loop.stop().await?;
@@ -274,28 +277,29 @@ fn course(settings: &Settings) -> Course {
         queues: 1,
         delay: settings.delay,
         rungs: vec![settings.delay],
+        native: false,
         concurrency: settings.concurrency,
     }
 }
 
 fn config(settings: &Settings) -> Result<Config, StartError> {
-    let Settings { broker, ledger, concurrency, .. } = settings;
+    let Settings { broker, ledger, concurrency, delays, .. } = settings;
     let rest = format!(
-        "[queues.{QUEUE}]\nconcurrency = {concurrency}\nprefetch = {concurrency}\n\
+        "broker.delays = \"{delays}\"\n[queues.{QUEUE}]\nconcurrency = {concurrency}\nprefetch = {concurrency}\n\
          [kinds.{KIND}]\nqueue = \"{QUEUE}\"\nevery = \"{}\"\n",
         short_duration(settings.delay)
     );
     ground::config(broker, ledger, &rest)
 }
 
-/// Answers the cycles per second, and the ledger's work.
+/// Answers the cycles per second, the ledger's work, and whether messages sleep on their queue.
 async fn run_engine(
     settings: &Settings,
     chains: usize,
     side: &mut Side,
     length: Duration,
     clock: Option<&Clock>,
-) -> Result<(f64, Traffic), StartError> {
+) -> Result<(f64, Traffic, bool), StartError> {
     let ground = Ground::open(config(settings)?, settings.workers).await?;
     let (meter, probe) = (side.meter.clone(), clock.map(|clock| Arc::new(clock.clone()) as Arc<dyn Probe>));
     let workers = ground.start(false, probe, move |job: &Job| meter.cycle(job.nominal)).await?;
@@ -307,6 +311,7 @@ async fn run_engine(
     clock.inspect(|clock| clock.stop());
     let traffic = ground.traffic().since(before);
     workers.stop().await?;
+    let native = matches!(ground.first().broker.sleeping().way(), Some(Way::Native { .. }));
     ground.clear().await?;
-    Ok((rate, traffic))
+    Ok((rate, traffic, native))
 }

@@ -6,19 +6,17 @@ use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
-use roundelay_broker::embedded::EmbeddedBroker;
 use roundelay_broker::{Broker, BrokerUrl};
 use roundelay_config::{Config, Format};
 use roundelay_engine::enroll::{Enroller, Entity};
 use roundelay_engine::life::Probe;
 use roundelay_engine::roster::{SyncError, Wishes};
 use roundelay_engine::telemetry::{Latenesses, Telemetry};
-use roundelay_engine::{Connections, Engine, StartError, roster};
+use roundelay_engine::{Connections, Engine, StartError, delays, embedded_broker, roster};
 use roundelay_handler::Context;
 use roundelay_ledger::{ChainFilter, ChainOrder, Traffic};
 use roundelay_model::job::Job;
 use roundelay_model::outcome::Outcome;
-use roundelay_model::topology::Names;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -43,13 +41,13 @@ pub(super) struct Ground {
 impl Ground {
     /// Connects `workers` workers, and removes what an earlier benchmark has left.
     pub(super) async fn open(config: Config, workers: usize) -> Result<Self, StartError> {
-        let node = matches!(config.broker.url, BrokerUrl::Embedded)
-            .then(|| EmbeddedBroker::new(Names::new(&config.broker.prefix)));
+        let mut node = None;
         let mut all = Vec::with_capacity(workers);
         for _ in 0..workers.max(1) {
             let mut connections = Connections::open(&config).await?;
-            if let Some(node) = &node {
-                connections.broker = Arc::new(node.connect());
+            if matches!(config.broker.url, BrokerUrl::Embedded) {
+                let node = node.get_or_insert_with(|| embedded_broker(&config, &connections.clock));
+                connections.broker = Arc::new(node.connect().with_delays(config.broker.delays));
             }
             all.push(connections);
         }
@@ -79,7 +77,7 @@ impl Ground {
     pub(super) async fn on(config: Config, workers: Vec<Connections>) -> Result<Self, StartError> {
         let (topology, ground) = (config.topology(), Self { config, workers });
         ground.first().broker.remove(&topology).await?;
-        ground.first().broker.apply(&topology).await?;
+        delays::declare(&ground.config, ground.first()).await?;
         let earlier = ChainFilter { kind: Some(KIND.into()), key: None, ..ChainFilter::default() };
         ground.first().ledger.order_chains(earlier, ChainOrder::Retire).await?;
         Ok(ground)

@@ -33,6 +33,8 @@ pub struct Settings {
     pub management: Option<String>,
     /// The broker's data directory, if it is on this machine, for the broker's disk use.
     pub broker_data: Option<PathBuf>,
+    /// How messages sleep: `auto`, `native` or `ladder`.
+    pub delays: String,
     /// How many chains.
     pub chains: usize,
     /// How long to wait after enrolling, before the measurement begins.
@@ -142,6 +144,8 @@ fn broker_disk(settings: &Settings) -> Result<Option<u64>, StartError> {
 
 fn config(settings: &Settings) -> Result<Config, StartError> {
     let at = Clock::System.now() + ASLEEP;
-    let rest = format!("[queues.{QUEUE}]\n[kinds.{KIND}]\nqueue = \"{QUEUE}\"\nat = \"{at}\"\n");
+    let delays = &settings.delays;
+    let rest =
+        format!("broker.delays = \"{delays}\"\n[queues.{QUEUE}]\n[kinds.{KIND}]\nqueue = \"{QUEUE}\"\nat = \"{at}\"\n");
     ground::config(&settings.broker, &settings.ledger, &rest)
 }

@@ -1,4 +1,4 @@
-//! The physical limit of a cycle: consume, publish to a rung and wait for the confirmation, acknowledge. On RabbitMQ
+//! The physical limit of a cycle: consume, publish to a rung (or to sleep on its queue) and wait for the confirmation, acknowledge. On RabbitMQ
 //! the loop uses the client library directly, without the engine's code.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use lapin::options::{
 };
 use lapin::types::{AMQPValue, FieldTable, ShortString};
 use lapin::{BasicProperties, Channel, Connection, ConnectionProperties, ExchangeKind};
-use roundelay_broker::embedded::EmbeddedBroker;
+use roundelay_broker::embedded::{EmbeddedBroker, Profile};
 use roundelay_broker::{Broker, BrokerError, Destination, Message};
 use roundelay_engine::StartError;
 use roundelay_ledger::Hint;
@@ -47,6 +47,8 @@ pub struct Course {
     pub delay: Duration,
     /// The times to live of the rungs, at least one and at most [`MAX_SHARDS`]: messages use one after the other.
     pub rungs: Vec<Duration>,
+    /// Messages sleep on their queue for as long, and no rung is declared.
+    pub native: bool,
     /// How many messages a loop processes at the same time, on all queues together.
     pub concurrency: u16,
 }
@@ -203,7 +205,8 @@ impl AmqpLoop {
         let (stop, delay, queues) = (CancellationToken::new(), course.delay, course.queues());
         let (mut tasks, mut ways) = (Vec::new(), Vec::new());
         for n in 0..queues {
-            let way = Way { channel: publish.clone(), rungs: rungs.clone(), work: work(n).into() };
+            let way =
+                Way { channel: publish.clone(), rungs: rungs.clone(), native: course.native, work: work(n).into() };
             ways.push(way.clone());
             // A channel for each consumer, like the engine: prefetch is counted by channel.
             let consume = connections[1].create_channel().await?;
@@ -267,6 +270,7 @@ impl AmqpLoop {
 struct Way {
     channel: Channel,
     rungs: Rungs,
+    native: bool,
     work: ShortString,
 }
 
@@ -274,11 +278,19 @@ impl Way {
     /// Publishes the message to its rung, due at the end of the rung's delay.
     async fn send(&self, envelope: Envelope) -> Result<(), lapin::Error> {
         let (n, delay) = self.rungs.next();
-        let envelope = Envelope { due: Some(Clock::System.now() + delay), ..envelope };
-        let properties = BasicProperties::default().with_delivery_mode(2).with_message_id(envelope.message_id().into());
+        let due = Clock::System.now() + delay;
+        let envelope = Envelope { due: Some(due), ..envelope };
+        let mut properties =
+            BasicProperties::default().with_delivery_mode(2).with_message_id(envelope.message_id().into());
+        let mut exchange = rung(n);
+        if self.native {
+            let mut headers = FieldTable::default();
+            headers.insert("x-opt-delivery-time".into(), AMQPValue::LongLongInt(due.as_millis()));
+            (properties, exchange) = (properties.with_headers(headers), WORK.into());
+        }
         let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
         let body = envelope.encode();
-        self.channel.basic_publish(rung(n).into(), self.work.clone(), options, &body, properties).await?.await?;
+        self.channel.basic_publish(exchange.into(), self.work.clone(), options, &body, properties).await?.await?;
         Ok(())
     }
 }
@@ -291,7 +303,7 @@ async fn declare(channel: &Channel, course: &Course) -> Result<(), lapin::Error>
     let mut quorum = FieldTable::default();
     quorum.insert("x-queue-type".into(), text("quorum"));
     let mut queues: Vec<_> = (0..course.queues()).map(|n| (work(n), WORK.to_owned(), quorum.clone())).collect();
-    for (n, delay) in course.rungs.iter().enumerate() {
+    for (n, delay) in course.rungs.iter().enumerate().filter(|_| !course.native) {
         channel.exchange_declare(rung(n).into(), ExchangeKind::Fanout, durable, FieldTable::default()).await?;
         let ttl = i64::try_from(delay.as_millis()).unwrap_or(i64::MAX);
         let mut arguments = quorum.clone();
@@ -332,7 +344,8 @@ pub struct EmbeddedLoop {
 
 async fn embedded_node(course: &Course) -> Result<EmbeddedBroker, BrokerError> {
     let names = Names::new("raw");
-    let node = EmbeddedBroker::new(names.clone());
+    let node =
+        EmbeddedBroker::with_profile(names.clone(), if course.native { Profile::Rabbit44 } else { Profile::default() });
     let queues: Vec<String> = (0..course.queues()).map(work).collect();
     let ladder = Ladder::new(course.rungs.iter().copied());
     node.apply(&Topology::new(names, queues.iter().map(String::as_str), &ladder)).await?;
@@ -349,10 +362,16 @@ impl EmbeddedLoop {
     ) -> Result<Self, BrokerError> {
         let broker: Arc<dyn Broker> = Arc::new(node.connect());
         let (stop, delay, queues) = (CancellationToken::new(), course.delay, course.queues());
+        let native = course.native;
         let again = move |broker: Arc<dyn Broker>, rungs: Rungs, queue: usize, envelope: Envelope| async move {
             let (_, delay) = rungs.next();
-            let envelope = Envelope { due: Some(Clock::System.now() + delay), ..envelope };
-            broker.publish(Message::new(Destination::Rung { rung: delay, then: work(queue) }, &envelope)).await
+            let due = Clock::System.now() + delay;
+            let envelope = Envelope { due: Some(due), ..envelope };
+            let to = match native {
+                true => Destination::Asleep { queue: work(queue), until: due },
+                false => Destination::Rung { rung: delay, then: work(queue) },
+            };
+            broker.publish(Message::new(to, &envelope)).await
         };
         let mut tasks = Vec::new();
         for queue in 0..queues {

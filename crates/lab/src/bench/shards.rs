@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use roundelay_broker::rabbit::certificates::Certificate;
 use roundelay_broker::{
-    Broker, BrokerError, Consumer, Depth, Destination, Message, PeekedMessage, PublishError, Rates,
+    Broker, BrokerError, Consumer, Depth, Destination, Message, PeekedMessage, PublishError, Rates, Sleeping,
 };
 use roundelay_config::Config;
 use roundelay_engine::{StartError, topology_guard};
@@ -176,6 +176,7 @@ fn course(settings: &Settings, cell: &Open) -> Course {
         queues: cell.queues,
         delay: settings.delay,
         rungs: rungs(settings.delay, cell.jitter),
+        native: false,
         concurrency: settings.concurrency,
     }
 }
@@ -252,6 +253,18 @@ struct Counting {
 impl Broker for Counting {
     fn keeps_messages(&self) -> bool {
         self.broker.keeps_messages()
+    }
+
+    fn sleeping(&self) -> &Sleeping {
+        self.broker.sleeping()
+    }
+
+    fn parks(&self) -> Option<bool> {
+        self.broker.parks()
+    }
+
+    fn losses(&self) -> u64 {
+        self.broker.losses()
     }
 
     async fn apply(&self, topology: &Topology) -> Result<(), BrokerError> {

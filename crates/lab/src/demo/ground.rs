@@ -12,7 +12,7 @@ use roundelay_broker::BrokerUrl;
 use roundelay_config::Config;
 use roundelay_engine::{Connections, StartError, connect_broker};
 use roundelay_ledger::postgres::OwnSchema;
-use roundelay_model::clock::Entropy;
+use roundelay_model::clock::{Clock, Entropy};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -74,7 +74,7 @@ impl Ground {
 
 /// Uses a connection of its own: the engine has closed its one.
 async fn remove_queues(config: &Config) -> Result<(), StartError> {
-    let broker = connect_broker(config).await?;
+    let broker = connect_broker(config, &Clock::System).await?;
     broker.remove(&config.topology()).await?;
     broker.close().await;
     Ok(())

@@ -23,7 +23,7 @@ use roundelay_config::{Config, Format};
 use roundelay_engine::enroll::{Enroller, Entity};
 use roundelay_engine::roster::{Shape, rows};
 use roundelay_engine::telemetry::Count;
-use roundelay_engine::{Connections, StartError};
+use roundelay_engine::{Connections, StartError, delays};
 use roundelay_model::clock::short_duration;
 use serde::Serialize;
 use tokio::time::{Instant, sleep_until};
@@ -115,7 +115,7 @@ async fn acts(
 
     let engine = roundelay_admin::worker(config.clone()).connections(connections.clone()).without_chores().attending();
     let telemetry = engine.telemetry();
-    connections.broker.apply(&config.topology()).await?;
+    delays::declare(&config, &connections).await?;
     let stop_engine = CancellationToken::new();
     let ready = engine.ready();
     let mut engine = tokio::spawn(engine.run(stop_engine.clone()));

@@ -19,7 +19,7 @@ use roundelay_broker::embedded::EmbeddedBroker;
 use roundelay_config::Config;
 use roundelay_engine::roster::{Wishes, from_source};
 use roundelay_engine::telemetry::{Count, QueueReport, Telemetry};
-use roundelay_engine::{Connections, StartError};
+use roundelay_engine::{Connections, StartError, delays};
 use roundelay_ledger::{Census, ChainState, Ledger, ListFilter, Listed};
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::Lateness;
@@ -353,7 +353,7 @@ async fn acts(
     // Messages of an earlier demo belong to a ledger that does not exist any more.
     *used = Some(config.clone());
     connections.broker.remove(&config.topology()).await?;
-    connections.broker.apply(&config.topology()).await?;
+    delays::declare(&config, &connections).await?;
     let engine = roundelay_admin::worker(config.clone()).connections(connections.clone());
     let (telemetry, ready) = (engine.telemetry(), engine.ready());
     let mut engine = tokio::spawn(engine.run(stop_engine.clone()));

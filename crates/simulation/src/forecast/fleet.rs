@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use roundelay_broker::Delays;
 use roundelay_broker::embedded::{EmbeddedBroker, EmbeddedConnection};
 use roundelay_config::Config;
 use roundelay_engine::telemetry::Telemetry;
@@ -38,7 +39,7 @@ pub(super) struct Worker {
 impl Fleet {
     /// A way to broker and ledger for a process of its own, and the connection that it is.
     pub fn connections(&self) -> (Arc<EmbeddedConnection>, Connections) {
-        let connection = Arc::new(self.broker.connect());
+        let connection = Arc::new(self.broker.connect().with_delays(Delays::Ladder));
         let connections = Connections {
             broker: connection.clone(),
             ledger: self.ledger.clone(),

@@ -5,9 +5,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use roundelay_broker::embedded::HeldState;
+use roundelay_broker::{Broker, Way};
 use roundelay_config::Config;
 use roundelay_engine::sealing;
 use roundelay_engine::sealing::{Mode, take_stock};
+use roundelay_engine::telemetry::Count;
 use roundelay_ledger::{ChainState, ChainView, Failures, Jobs, KeptJob, LateChain, LedgerClock, LedgerError, Reports};
 use roundelay_model::clock::Time;
 use roundelay_model::deaths::CLASS;
@@ -20,6 +22,7 @@ use super::workload::{CHAINS, MAX_SLEEP, is_owned};
 use super::{CALM, LOOK, OUTAGE, World};
 use crate::observe::Late;
 use crate::plan::{Astray, Fault, Plan};
+use crate::rare::Rare;
 
 /// By then a chain that is due must have been claimed, once nothing goes wrong any more: R of I2.
 const RECOVERY: Duration = Duration::from_secs(60);
@@ -40,6 +43,14 @@ impl World {
     /// Looks at the world from outside, every few seconds.
     pub(super) async fn look(&mut self) {
         let now = self.ledger.now();
+        for live in self.workers.iter().filter_map(|worker| worker.live.as_ref()) {
+            if matches!(live.connection.sleeping().way(), Some(Way::Native { .. })) {
+                self.observer.reached(Rare::SleepsNatively);
+            }
+            if live.telemetry.get(Count::Early) > 0 {
+                self.observer.reached(Rare::CameEarly);
+            }
+        }
         let mut census = self.broker.census();
         // Where a person looks, nothing moves.
         let kept = [self.names.quarantine(), self.names.unrouted()];

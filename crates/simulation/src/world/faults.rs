@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use roundelay_broker::embedded::Profile;
 use roundelay_broker::{Broker, Destination, Message};
 use roundelay_ledger::{ChainFilter, ChainOrder, Hint, LedgerClock, Reports};
 use roundelay_model::deaths::CLASS;
@@ -44,7 +45,11 @@ impl World {
             Event::LedgerFast => self.fault_state.slow.store(0, Ordering::Relaxed),
             Event::Declare => {
                 // The operator tries again while the broker is away.
-                if self.broker.apply(&self.config.topology()).await.is_err() {
+                let topology = match self.broker.parks() {
+                    Some(true) => self.config.native_topology(),
+                    _ => self.config.ladder_topology(),
+                };
+                if self.broker.apply(&topology).await.is_err() {
                     self.after(Duration::from_secs(2), Event::Declare);
                 }
             }
@@ -159,6 +164,9 @@ impl World {
                 self.clock.set_forward(millis);
             }
             Fault::BrokerClock { millis } => self.broker.set_clock(millis),
+            Fault::BrokerVersion { parks } => {
+                self.broker.become_like(if parks { Profile::Rabbit44 } else { Profile::Rabbit4 });
+            }
             Fault::Poison { queue, count } => {
                 let queue = ["alpha", "beta", "gamma"][queue % 3];
                 self.poison(queue.into(), count);
@@ -230,7 +238,7 @@ impl World {
 
     /// The message comes again, to each worker.
     pub(super) fn send_to_each(&self, hint: &Hint) {
-        let (connection, body) = (self.broker.connect(), hint.envelope(self.ledger.id()).encode());
+        let (connection, body) = (self.connect(), hint.envelope(self.ledger.id()).encode());
         let queue = hint.queue.clone();
         tokio::spawn(async move {
             for n in 0..WORKERS {

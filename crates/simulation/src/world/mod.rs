@@ -16,12 +16,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use roundelay_broker::Broker;
-use roundelay_broker::embedded::{EmbeddedBroker, EmbeddedConnection, PublishFault};
+use roundelay_broker::embedded::{EmbeddedBroker, EmbeddedConnection, Profile, PublishFault};
+use roundelay_broker::{Broker, Delays};
 use roundelay_config::Config;
 use roundelay_engine::life::Point;
-use roundelay_engine::telemetry::SlotCounts;
-use roundelay_engine::{Connections, Engine, StartError};
+use roundelay_engine::telemetry::{SlotCounts, Telemetry};
+use roundelay_engine::{Connections, Engine, StartError, delays, topology_guard};
 use roundelay_handler::Context;
 use roundelay_ledger::sqlite::SqliteLedger;
 use roundelay_ledger::{LedgerClock, LedgerUrl};
@@ -192,6 +192,7 @@ struct Worker {
 struct Live {
     process: Arc<Process>,
     connection: Arc<EmbeddedConnection>,
+    telemetry: Arc<Telemetry>,
     stop: CancellationToken,
     engine: JoinHandle<()>,
 }
@@ -257,6 +258,11 @@ fn seals(seed: u64) -> bool {
     Entropy::seeded(seed ^ 0x5ea1).below(3) == 0
 }
 
+/// In half of all runs the broker lets messages sleep on their queues, and the engine has to find that out.
+fn natively(seed: u64) -> bool {
+    !seed.is_multiple_of(2)
+}
+
 impl World {
     fn new(seed: u64, plan: &Plan, log: bool) -> Result<Self, String> {
         let text = workload::config(seals(seed).then_some(FIRST_KEY));
@@ -267,7 +273,9 @@ impl World {
         let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &dice).map_err(|e| e.to_string())?;
         let names = Names::new(&config.broker.prefix);
         let fault_state = FaultState::new(Entropy::seeded(seed ^ 0x1a7e));
-        let broker = EmbeddedBroker::new(names.clone());
+        let profile = if natively(seed) { Profile::Rabbit44 } else { Profile::default() };
+        let broker = EmbeddedBroker::with_profile(names.clone(), profile);
+        broker.goes_by(clock.clone());
         let lossless = is_lossless(plan).then(|| Lossless { broker: broker.clone(), stopped: stopped(plan) });
         let wrong = Arc::new(Mutex::new(Vec::new()));
         let full = Arc::new(AtomicBool::new(false));
@@ -340,7 +348,7 @@ impl World {
     }
 
     async fn play(mut self) -> Outcomes {
-        if let Err(error) = self.broker.apply(&self.config.topology()).await {
+        if let Err(error) = self.declare().await {
             panic!("the simulated topology cannot be declared: {error}");
         }
         self.enroll_all().await;
@@ -388,6 +396,23 @@ impl World {
         }
     }
 
+    /// As `roundelay topology apply` does.
+    async fn declare(&self) -> Result<(), StartError> {
+        if !natively(self.seed) {
+            return Ok(self.broker.apply(&self.config.ladder_topology()).await?);
+        }
+        let connections = self.operator();
+        topology_guard::adopt(&*connections.ledger, &self.config).await?;
+        delays::declare(&self.config, &connections).await?;
+        Ok(())
+    }
+
+    /// A further connection to the broker.
+    fn connect(&self) -> EmbeddedConnection {
+        let delays = if natively(self.seed) { Delays::Auto } else { Delays::Ladder };
+        self.broker.connect().with_delays(delays)
+    }
+
     fn at(&mut self, at: Instant, event: Event) {
         self.numbers += 1;
         self.events.insert((at, self.numbers), event);
@@ -400,7 +425,7 @@ impl World {
     // ---- Workers ----
 
     fn connections(&self, process: &Arc<Process>) -> (Arc<EmbeddedConnection>, Connections) {
-        let connection = Arc::new(self.broker.connect());
+        let connection = Arc::new(self.connect());
         let ledger = SimulatedLedger {
             inner: self.ledger.clone(),
             fault_state: self.fault_state.clone(),
@@ -432,7 +457,8 @@ impl World {
             .without_chores()
             .attending()
             .probe(Arc::new(watcher));
-        self.slots.extend(self.config.throttles.keys().map(|name| engine.telemetry().slots(name)));
+        let telemetry = engine.telemetry();
+        self.slots.extend(self.config.throttles.keys().map(|name| telemetry.slots(name)));
         for (name, kind) in &self.config.kinds {
             let (observer, process, seed) = (self.observer.clone(), process.clone(), self.seed);
             let lenient = kind.takeover == roundelay_config::Takeover::Redelivery;
@@ -485,7 +511,7 @@ impl World {
             let _ = struck.send(Struck { worker, run, fault: None, claim: None });
         };
         let engine = tokio::spawn(process.hold(Box::pin(life)));
-        self.workers[worker].live = Some(Live { process, connection, stop, engine });
+        self.workers[worker].live = Some(Live { process, connection, telemetry, stop, engine });
     }
 
     fn kill(&mut self, worker: usize) {

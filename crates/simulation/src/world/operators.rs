@@ -124,7 +124,7 @@ impl World {
 
     /// Good jobs lie in quarantine, as when their kind was not in the configuration; answers their ids.
     pub(super) fn set_aside(&mut self, jobs: usize) -> Vec<String> {
-        let connection = self.broker.connect();
+        let connection = self.connect();
         let ids: Vec<String> = (0..jobs)
             .map(|_| {
                 self.published += 1;
@@ -296,7 +296,7 @@ impl World {
             body.extend(order);
         }
         let Ok(mut enroller) = Enroller::new(&self.config, self.operator(), "asked", None, true) else { return };
-        let (connection, observer) = (self.broker.connect(), self.observer.clone());
+        let (connection, observer) = (self.connect(), self.observer.clone());
         let (generation, then) = (self.generation.clone(), self.generation.load(Ordering::Relaxed));
         tokio::spawn(async move {
             let there = || vec![Entity::new(&key, "gamma", payload.to_string())];
@@ -333,7 +333,7 @@ impl World {
 
     /// Publishes messages that cannot be used.
     pub(super) fn poison(&mut self, queue: String, count: usize) {
-        let connection = self.broker.connect();
+        let connection = self.connect();
         let mut bodies = Vec::new();
         for _ in 0..count {
             self.published += 1;

@@ -14,19 +14,18 @@ use roundelay_engine::sealing::{Inventory, Mode, take_stock};
 use roundelay_engine::throttle::throttled::Throttled;
 use roundelay_engine::{overslept, topology_guard};
 use roundelay_ledger::access::Token;
-use roundelay_ledger::postgres::PostgresLedger;
-use roundelay_ledger::sqlite::SqliteLedger;
 use roundelay_ledger::{
-    Census, ChainFilter, ChainState, Condition, LAST, LateChain, Ledger, LedgerError, LedgerUrl, ListFilter, SeenWorker,
+    Census, ChainFilter, ChainState, Condition, LAST, LateChain, Ledger, LedgerError, ListFilter, SeenWorker,
 };
 use roundelay_model::calendar::Calendar;
-use roundelay_model::clock::{Clock, Time};
+use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrders, Subject, host};
 use roundelay_model::pacing::orders::Orders;
 use roundelay_model::topology::Names;
 
 use super::machine::files_of;
 use crate::inspect::broker::BrokerStatus;
+use crate::inspect::delays::ledger_to_read;
 use crate::inspect::doctor::facts::Facts;
 use crate::inspect::doctor::finding::{Area, Finding, Gathered, Grade, some, span, word};
 
@@ -75,18 +74,8 @@ pub struct ChainFacts {
 
 /// Opens the ledger for reading, and gathers the facts.
 pub(super) async fn gather(config: Config) -> Gathered<ChainFacts> {
-    let told = |error: LedgerError| error.to_string();
-    let ledger: Arc<dyn Ledger> = match &config.ledger.url {
-        LedgerUrl::Memory => return Err("the ledger is in the memory of a process".into()),
-        LedgerUrl::Postgres(url) => Arc::new(PostgresLedger::look(url).await.map_err(told)?),
-        LedgerUrl::Sqlite(path) if !path.exists() => return Err("there is no ledger yet".into()),
-        LedgerUrl::Sqlite(path) => {
-            let path = path.clone();
-            let opened = tokio::task::spawn_blocking(move || SqliteLedger::look(&path, Clock::System)).await;
-            Arc::new(opened.map_err(|failed| failed.to_string())?.map_err(told)?)
-        }
-    };
-    ask(&config, &*ledger).await.map_err(told)
+    let ledger = ledger_to_read(&config).await?;
+    ask(&config, &*ledger).await.map_err(|error| error.to_string())
 }
 
 async fn ask(config: &Config, ledger: &dyn Ledger) -> Result<ChainFacts, LedgerError> {

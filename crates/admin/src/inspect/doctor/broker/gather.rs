@@ -6,10 +6,12 @@ use roundelay_broker::rabbit::examine::Place;
 use roundelay_broker::rabbit::{RabbitBroker, check, examine};
 use roundelay_broker::{Broker, BrokerUrl};
 use roundelay_config::Config;
-use roundelay_model::secret::Secret;
+use roundelay_engine::topology_guard::Found;
+use roundelay_model::topology::Topology;
 
 use super::BrokerFacts;
 use crate::inspect::broker::BrokerStatus;
+use crate::inspect::delays;
 use crate::inspect::doctor::finding::{Gathered, limited};
 
 /// The facts about RabbitMQ; nothing if the broker is embedded in the worker's process.
@@ -24,22 +26,31 @@ pub async fn gather(config: &Config, within: Duration) -> Option<BrokerFacts> {
     };
     let (to, by) = (url.clone(), tls.clone());
     let reached = limited(within, async move { examine::reach(to.expose(), &by).await });
-    let topology = limited(within, differences(config.clone()));
+    // Which topology is the right one, the ledger knows.
+    let topology = async {
+        let (to_ask, to_compare) = (config.clone(), config.clone());
+        let found = limited(within, async move { delays::found(&to_ask).await }).await.unwrap_or_default();
+        (found, limited(within, differences(to_compare, found)).await)
+    };
     let asked = limited(within, depths(config.clone()));
-    let (told, reached, topology, asked) = tokio::join!(told, reached, topology, asked);
-    let topology = topology.and_then(|topology| topology);
+    let (told, reached, (found, differences), asked) = tokio::join!(told, reached, topology, asked);
+    let (topology, differences) = match differences.and_then(|differences| differences) {
+        Ok((topology, differences)) => (topology, Ok(differences)),
+        Err(why) => (delays::topology(config, found), Err(why)),
+    };
     let (reached, certificates) = match reached {
         Ok((reached, certificates)) => (Ok(reached), certificates),
         Err(why) => (Err(why), Vec::new()),
     };
-    Some(BrokerFacts { place, reached, certificates, told, topology, asked: asked.unwrap_or_else(BrokerStatus::Away) })
+    let asked = asked.unwrap_or_else(BrokerStatus::Away);
+    Some(BrokerFacts { place, reached, certificates, told, found, topology, differences, asked })
 }
 
-async fn differences(config: Config) -> Gathered<Vec<check::Finding>> {
+async fn differences(config: Config, found: Option<Found>) -> Gathered<(Topology, Vec<check::Finding>)> {
     let broker = RabbitBroker::open(&config.broker).await.map_err(|error| error.to_string())?;
-    let found = broker.check(&config.topology(), config.broker.management.as_ref().map(Secret::expose)).await;
+    let differences = delays::differences(&config, &broker, found).await;
     broker.close().await;
-    found.map_err(|error| error.to_string())
+    differences.map_err(|error| error.to_string())
 }
 
 async fn depths(config: Config) -> BrokerStatus {

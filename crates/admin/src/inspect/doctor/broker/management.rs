@@ -13,7 +13,7 @@ const MUCH: u64 = 90;
 /// The oldest version that works: before it, quorum queues have no time to live.
 const OLDEST: (u32, u32) = (3, 10);
 /// The newest version that was tested.
-const NEWEST: (u32, u32) = (4, 3);
+const NEWEST: (u32, u32) = (4, 4);
 /// The feature flags that rungs need: dead-lettering at least once, and time to live on quorum queues.
 const FEATURES: [&str; 2] = ["quorum_queue", "stream_queue"];
 
@@ -253,7 +253,8 @@ mod tests {
             ("3.13.7", Grade::Good),
             ("4.0.0", Grade::Good),
             ("4.3.1", Grade::Good),
-            ("4.4.0-rc.1", Grade::Warning),
+            ("4.4.0-rc.1", Grade::Good),
+            ("4.5.0", Grade::Warning),
             ("5.0.0", Grade::Warning),
             ("main", Grade::Unknown),
         ] {

@@ -1,7 +1,8 @@
-//! The broker: how far a connection gets, its version, the permissions of this user, and whether its exchanges and
-//! queues are as they must be. `gather` asks; the other modules make findings of the answers (pure).
+//! The broker: how far a connection gets, its version, the permissions of this user, whether its exchanges and queues are
+//! as they must be, and how messages sleep there. `gather` asks; the other modules make findings of the answers (pure).
 
 mod connection;
+mod delays;
 mod gather;
 mod management;
 mod permissions;
@@ -11,11 +12,14 @@ use roundelay_broker::rabbit::certificates::Certificate;
 use roundelay_broker::rabbit::check;
 use roundelay_broker::rabbit::examine::{Place, Reached, Told, Untold};
 use roundelay_config::Config;
+use roundelay_engine::topology_guard::Found;
+use roundelay_model::topology::Topology;
 
 use crate::inspect::broker::BrokerStatus;
 use crate::inspect::doctor::facts::Facts;
 use crate::inspect::doctor::finding::{Area, Finding, Gathered};
 use connection::{certificates, connection};
+use delays::delays;
 pub(super) use gather::gather;
 use management::management;
 use permissions::Needs;
@@ -32,8 +36,12 @@ pub struct BrokerFacts {
     pub certificates: Vec<Certificate>,
     /// The management API's answer; nothing if none is configured.
     pub told: Option<Gathered<Result<Told, Untold>>>,
+    /// How messages sleep, if the ledger knows it.
+    pub found: Option<Found>,
+    /// What has to exist.
+    pub topology: Topology,
     /// The differences from the topology, or why they are not known.
-    pub topology: Gathered<Vec<check::Finding>>,
+    pub differences: Gathered<Vec<check::Finding>>,
     /// How many messages and consumers queues have.
     pub asked: BrokerStatus,
 }
@@ -50,13 +58,15 @@ pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
             return vec![Finding::bad(Area::Broker, "connection", why, "no worker starts", "correct broker.url")];
         }
     };
-    let topology = config.topology();
-    let needs = Needs::of(&topology, config.broker.declare);
-    let mut all = connection(&broker.reached, place, &topology, &needs);
+    let topology = &broker.topology;
+    let needs = Needs::of(topology, config.broker.declare);
+    let mut all = connection(&broker.reached, place, topology, &needs);
     all.extend(certificates(&broker.certificates, facts.now));
     let is_in = matches!(broker.reached, Ok(Reached::In(_)));
-    all.extend(management(broker.told.as_ref(), place, &topology, &needs));
-    all.extend(declared(&broker.topology, is_in, &topology));
+    all.extend(management(broker.told.as_ref(), place, topology, &needs));
+    all.extend(declared(&broker.differences, is_in, topology));
+    let calendar = facts.chains.as_ref().map(|chains| chains.calendar.clone()).unwrap_or_default();
+    all.extend(delays(config.broker.delays, broker.found, &calendar));
     all.extend(leftovers(&broker.asked, is_in, &topology.names));
     all
 }
@@ -66,7 +76,7 @@ mod tests {
     use super::*;
     use roundelay_broker::rabbit::examine::{Feature, Node, Permissions};
     use roundelay_model::ladder::Ladder;
-    use roundelay_model::topology::{Names, Topology};
+    use roundelay_model::topology::Names;
 
     pub(super) fn needs() -> Needs {
         Needs::of(&topology(), true)

@@ -1,0 +1,63 @@
+//! How messages sleep on a broker: on rungs, or on their own queue until their time.
+
+use std::time::Duration;
+
+use parking_lot::RwLock;
+use tokio::time::Instant;
+
+/// `broker.delays`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Delays {
+    /// On their own queue where the broker does that, else on rungs.
+    #[default]
+    Auto,
+    /// On their own queue. A broker that does not do that is refused.
+    Native,
+    /// On rungs.
+    Ladder,
+}
+
+/// How messages sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// On rungs.
+    Ladder,
+    /// On their own queue until their time ([`Destination::Asleep`](crate::Destination::Asleep)).
+    Native {
+        /// How far the broker's clock is ahead of the ledger's, in milliseconds.
+        ahead: i64,
+    },
+}
+
+/// How messages sleep on the broker behind a connection, as far as this process has found out.
+#[derive(Debug)]
+pub struct Sleeping {
+    /// What the configuration says.
+    pub setting: Delays,
+    /// And until when that holds, if not for good.
+    way: RwLock<Option<(Way, Option<Instant>)>>,
+}
+
+impl Default for Sleeping {
+    fn default() -> Self {
+        Self::new(Delays::default())
+    }
+}
+
+impl Sleeping {
+    /// Nothing is known yet, unless the configuration says all there is to know.
+    pub fn new(setting: Delays) -> Self {
+        Self { setting, way: RwLock::new((setting == Delays::Ladder).then_some((Way::Ladder, None))) }
+    }
+
+    /// How messages are sent to sleep; `None` where that is not known yet.
+    pub fn way(&self) -> Option<Way> {
+        let known = *self.way.read();
+        known.filter(|(_, until)| until.is_none_or(|until| Instant::now() < until)).map(|(way, _)| way)
+    }
+
+    /// From now on messages are sent to sleep like this, for so long, or for good.
+    pub fn set(&self, way: Way, holds: Option<Duration>) {
+        *self.way.write() = Some((way, holds.map(|holds| Instant::now() + holds)));
+    }
+}

@@ -1,0 +1,300 @@
+//! Finds out how messages sleep on the broker, and follows when that changes.
+//!
+//! A broker may let a message sleep on its own queue until its time ("natively": RabbitMQ from 4.4 on), or the engine
+//! sends the message over rungs. `broker.delays` says which; `auto` asks the broker by a [`probe`] when the topology is
+//! declared, whenever a connection is new, and once a minute. The ledger remembers what was found, so that one worker
+//! probes for all, and programs that only publish need not.
+//!
+//! A broker may stop letting messages sleep while a worker runs: a node was rolled back, a policy was set. Then messages
+//! come at once. The first that comes early ends the native way: it goes back over rungs, and so does all that follows.
+//! So nothing goes in circles. The native way is tried again after [`AFTER_EARLY`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use roundelay_broker::{Broker, BrokerError, Delays, Way, probe};
+use roundelay_config::Config;
+use roundelay_ledger::Ledger;
+use roundelay_model::clock::{Entropy, Time};
+use roundelay_model::ladder::IN_PROCESS;
+use roundelay_model::topology::Topology;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::connections::Connections;
+use crate::publishing::Publishing;
+use crate::telemetry::Count;
+use crate::topology_guard::{self, Found};
+
+/// A message wakes so much before it is due: in this time it is delivered, and the worker sleeps the rest. A tick then
+/// begins when it is due, and not when the broker is ready.
+pub(crate) const AT_THE_DOOR: Duration = Duration::from_millis(10);
+/// How often the broker is probed, by one worker for all.
+const EVERY: Duration = Duration::from_secs(60);
+/// How often it is looked whether a connection is new.
+const LOOK: Duration = Duration::from_secs(1);
+/// So long the native way is not taken after a message has come early.
+const AFTER_EARLY: Duration = Duration::from_secs(600);
+/// So long a worker may take to probe before others do.
+const PROBE_WITHIN: Duration = Duration::from_secs(20);
+/// How often it is looked whether the worker that probes has done so.
+const WAIT: Duration = Duration::from_millis(50);
+/// What a program that only publishes has read of the ledger holds so long.
+const KNOWN_FOR: Duration = Duration::from_secs(10);
+
+/// How the messages of a configuration sleep.
+pub(crate) struct Sleepers {
+    broker: Arc<dyn Broker>,
+    ledger: Arc<dyn Ledger>,
+    entropy: Entropy,
+    /// With rungs,
+    ladder: Topology,
+    /// and without.
+    native: Topology,
+    /// A message has come early.
+    early: AtomicBool,
+    woken: Notify,
+}
+
+impl Sleepers {
+    pub(crate) fn new(config: &Config, connections: &Connections) -> Self {
+        Self {
+            broker: connections.broker.clone(),
+            ledger: connections.ledger.clone(),
+            entropy: connections.entropy.clone(),
+            ladder: config.ladder_topology(),
+            native: config.native_topology(),
+            early: AtomicBool::new(false),
+            woken: Notify::new(),
+        }
+    }
+
+    /// Declares the topology that the broker needs, and answers with it.
+    ///
+    /// # Errors
+    /// When the broker refuses, or `broker.delays` is `native` and it does not let messages sleep.
+    pub(crate) async fn declare(&self) -> Result<&Topology, BrokerError> {
+        let way = match (self.broker.sleeping().setting, self.broker.parks()) {
+            (Delays::Ladder, _) | (Delays::Auto, Some(false)) => Way::Ladder,
+            (_, Some(true)) => Way::Native { ahead: 0 },
+            (Delays::Native, _) => self.probed().await?.ok_or_else(|| {
+                BrokerError::Topology(
+                    "broker.delays is `native`, and this broker does not let messages sleep on their queues (RabbitMQ \
+                     does from 4.4 on, once all nodes of the cluster have it); use `auto` or `ladder`"
+                        .into(),
+                )
+            })?,
+            // Over rungs messages sleep on every broker, also where this user may not probe, or what the probe needs is
+            // not there and is not ours to declare: then all that is missing is named.
+            (Delays::Auto, None) => match self.probed().await {
+                Ok(way) => way.unwrap_or(Way::Ladder),
+                Err(error) => {
+                    tracing::debug!(%error, "it is not known whether messages can sleep on their queues");
+                    Way::Ladder
+                }
+            },
+        };
+        let topology = self.topology(way);
+        self.broker.apply(topology).await?;
+        self.broker.sleeping().set(way, None);
+        Ok(topology)
+    }
+
+    /// How messages sleep, if natively, by a probe of the last minute or a new one.
+    async fn probed(&self) -> Result<Option<Way>, BrokerError> {
+        self.broker.apply(&self.native).await?;
+        let way = self.find(self.ledger.now() - EVERY).await?;
+        Ok(Some(way).filter(|way| *way != Way::Ladder))
+    }
+
+    fn topology(&self, way: Way) -> &Topology {
+        match way {
+            Way::Ladder => &self.ladder,
+            Way::Native { .. } => &self.native,
+        }
+    }
+
+    /// How messages sleep by a probe that is not older than `since`: another worker's, or our own.
+    async fn find(&self, since: Time) -> Result<Way, BrokerError> {
+        loop {
+            let of_ledger = |error: roundelay_ledger::LedgerError| BrokerError::Other(format!("the ledger: {error}"));
+            let now = self.ledger.now();
+            let found = topology_guard::found(&*self.ledger).await.map_err(of_ledger)?;
+            if let Some(found) = found.filter(|found| found.counts(since, now)) {
+                return Ok(found.way());
+            }
+            if !topology_guard::may_probe(&*self.ledger, now, PROBE_WITHIN).await.map_err(of_ledger)? {
+                sleep(WAIT).await;
+                continue;
+            }
+            let known = found.map_or(0, |found| found.ahead);
+            let clock = self.ledger.clone();
+            let probed =
+                probe(&*self.broker, &self.native.names, &self.entropy.token(), known, move || clock.now()).await;
+            let result = match &probed {
+                Ok(ahead) => Some(Found::probed(*ahead, self.ledger.now())),
+                // Others may probe at once, and what was known stays.
+                Err(_) => found,
+            };
+            topology_guard::note_found(&*self.ledger, result).await.map_err(of_ledger)?;
+            return probed.map(|ahead| ahead.map_or(Way::Ladder, |ahead| Way::Native { ahead }));
+        }
+    }
+}
+
+impl Found {
+    fn probed(ahead: Option<i64>, at: Time) -> Self {
+        Self { native: ahead.is_some(), ahead: ahead.unwrap_or_default(), at: at.as_millis(), early: false }
+    }
+
+    pub(crate) fn way(self) -> Way {
+        if self.native { Way::Native { ahead: self.ahead } } else { Way::Ladder }
+    }
+
+    /// Whether it is not to be probed anew.
+    fn counts(self, since: Time, now: Time) -> bool {
+        let at = Time::from_millis(self.at);
+        let since = if self.early { since - AFTER_EARLY } else { since };
+        // A time ahead of the clock is of a ledger that was restored since.
+        since <= at && at <= now
+    }
+}
+
+/// How messages sleep, for a program that may know only what the ledger does. Where that knows nothing either, no worker
+/// has been there, or all of them use rungs.
+pub(crate) async fn way(broker: &dyn Broker, ledger: &dyn Ledger) -> Way {
+    if let Some(way) = broker.sleeping().way() {
+        return way;
+    }
+    let way = match (broker.parks(), topology_guard::found(ledger).await) {
+        (Some(true), _) => Way::Native { ahead: 0 },
+        (None, Ok(Some(found))) => found.way(),
+        _ => Way::Ladder,
+    };
+    broker.sleeping().set(way, Some(KNOWN_FOR));
+    way
+}
+
+/// Declares what a configuration needs on its broker, and finds out how messages sleep there.
+///
+/// # Errors
+/// When the broker refuses.
+pub async fn declare(config: &Config, connections: &Connections) -> Result<Topology, BrokerError> {
+    Sleepers::new(config, connections).declare().await.cloned()
+}
+
+impl Publishing {
+    /// A message is here that was to sleep until then, by the broker's clock.
+    pub(crate) fn arrived(&self, until: Time) {
+        let sleeping = self.dispatch.broker.sleeping();
+        let Some(Way::Native { ahead }) = sleeping.way() else { return };
+        let early = until.as_millis() - self.ledger.now().as_millis() - ahead;
+        if early <= IN_PROCESS.as_millis() as i64 {
+            return;
+        }
+        self.telemetry.count(Count::Early);
+        sleeping.set(Way::Ladder, None);
+        if !self.sleepers.early.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                early_ms = early,
+                "a message has come before its time: the broker lets messages sleep no more, or its clock was set; \
+                 messages sleep on rungs from now on"
+            );
+        }
+        self.sleepers.woken.notify_one();
+    }
+}
+
+/// Follows how messages sleep, until `shutdown`.
+pub(crate) async fn follow(publishing: Arc<Publishing>, shutdown: CancellationToken) {
+    let (broker, sleepers) = (&publishing.dispatch.broker, &publishing.sleepers);
+    let work = async {
+        if broker.sleeping().setting == Delays::Ladder || broker.parks().is_some() {
+            std::future::pending::<()>().await;
+        }
+        publishing.declared.wait().await;
+        let (mut losses, mut next) = (broker.losses(), Instant::now() + EVERY);
+        loop {
+            tell(&publishing);
+            tokio::select! {
+                () = sleepers.woken.notified() => {}
+                () = sleep(LOOK) => {}
+            }
+            if sleepers.early.load(Ordering::Relaxed) {
+                match end_native(&publishing).await {
+                    Ok(()) => sleepers.early.store(false, Ordering::Relaxed),
+                    Err(error) => {
+                        if publishing.telemetry.notices.begins("rungs that could not be declared") {
+                            tracing::error!(
+                                %error,
+                                "messages have to sleep on rungs, and these are not there; trying again until they are"
+                            );
+                        }
+                    }
+                }
+                continue;
+            }
+            let (seen, lost) = (broker.losses(), broker.losses() != losses);
+            if !lost && Instant::now() < next || broker.unavailable().is_some() {
+                continue;
+            }
+            let since = publishing.ledger.now() - if lost { LOOK * 2 } else { EVERY };
+            match sleepers.find(since).await {
+                Ok(way) => match take(&publishing, way).await {
+                    Ok(()) => (losses, next) = (seen, Instant::now() + EVERY),
+                    Err(error) => tracing::warn!(%error, "failed to declare the topology; trying again"),
+                },
+                Err(error) => {
+                    tracing::debug!(%error, "failed to probe how messages sleep on the broker; trying again");
+                }
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = shutdown.cancelled() => {}
+        () = work => {}
+    }
+}
+
+/// A message has come early: rungs are declared, and all workers are told.
+async fn end_native(publishing: &Publishing) -> Result<(), BrokerError> {
+    take(publishing, Way::Ladder).await?;
+    let found = Found { native: false, ahead: 0, at: publishing.ledger.now().as_millis(), early: true };
+    // Workers that are not told find out by themselves.
+    if let Err(error) = topology_guard::note_found(&*publishing.ledger, Some(found)).await {
+        tracing::debug!(%error, "failed to note that a message has come early");
+    }
+    Ok(())
+}
+
+/// Sends messages to sleep like this from now on.
+async fn take(publishing: &Publishing, way: Way) -> Result<(), BrokerError> {
+    let (broker, sleepers) = (&publishing.dispatch.broker, &publishing.sleepers);
+    let native = |way| matches!(way, Some(Way::Native { .. }));
+    let changes = native(broker.sleeping().way()) != native(Some(way));
+    if changes {
+        let native = native(Some(way));
+        tracing::info!(native, "messages sleep in another way from now on; what sleeps already wakes from where it is");
+    }
+    let early = sleepers.early.load(Ordering::Relaxed);
+    // After a message that came early the way is this one already, and the rungs may not be there.
+    if changes || early {
+        broker.apply(sleepers.topology(way)).await?;
+    }
+    if !early || way == Way::Ladder {
+        broker.sleeping().set(way, None);
+    }
+    Ok(())
+}
+
+/// Sets the gauges.
+fn tell(publishing: &Publishing) {
+    let way = publishing.dispatch.broker.sleeping().way();
+    publishing.telemetry.delays(match way {
+        Some(Way::Native { ahead }) => Some(ahead),
+        Some(Way::Ladder) | None => None,
+    });
+}
