@@ -636,7 +636,7 @@ async fn checking_finds_policies_that_reach_our_queues() {
         "policy `catch-all` sets `overflow` on `",
     ];
     for (finding, start) in findings.iter().zip(starts) {
-        assert!(finding.what.starts_with(start) && finding.what.ends_with("5 more queues"), "{finding:#?}");
+        assert!(finding.what.starts_with(start) && finding.what.ends_with("6 more queues"), "{finding:#?}");
     }
     assert!(findings[0].mend.contains("clear_policy") && findings[0].mend.contains("catch-all"));
     assert!(findings[1].mend.contains("clear_operator_policy") && findings[1].mend.contains("caps"));

@@ -152,7 +152,7 @@ async fn workers_of_both_ways_run_the_same_chains() {
     world.stop().await;
     let runs = world.seen("k");
     assert_eq!(runs.len(), 50 * 30);
-    let mut ticks: Vec<_> = runs.iter().map(|run| (run.job.key.clone(), run.job.tick.clone().unwrap().tick)).collect();
+    let mut ticks: Vec<_> = runs.iter().map(|run| (run.job.key.clone(), run.job.tick.unwrap().tick)).collect();
     ticks.sort();
     ticks.dedup();
     assert_eq!(ticks.len(), runs.len(), "each once");
@@ -243,4 +243,26 @@ async fn the_topology_is_what_the_broker_needs() {
     let told = format!("roundelay_native_delays {}", u8::from(native));
     until("the metric tells", || async { engine.telemetry.render().contains(&told) }).await;
     engine.stop().await;
+}
+
+/// A user may not have the permission to probe, or the broker may be full just then.
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_cannot_probe_uses_rungs_and_probes_again_later() {
+    let refused = Arc::new(Mutex::new(true));
+    let refuses = refused.clone();
+    let full = move |world: &World| {
+        world.broker.on_publish(move |message| match &message.to {
+            Destination::Asleep { .. } if *refuses.lock() => PublishFault::Refused,
+            _ => PublishFault::None,
+        });
+    };
+    let mut world = started(CONFIG, 1, full).await;
+    world.until(s(95)).await;
+    assert_eq!(world.connections.broker.sleeping().way(), Some(Way::Ladder));
+    assert!(rungs(&world.broker) > 0);
+    *refused.lock() = false;
+    world.until(s(205)).await;
+    assert!(matches!(world.connections.broker.sleeping().way(), Some(Way::Native { .. })));
+    on_time(&world, 200, 20);
+    world.stop().await;
 }

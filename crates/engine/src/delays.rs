@@ -298,3 +298,33 @@ fn tell(publishing: &Publishing) {
         Some(Way::Ladder) | None => None,
     });
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_counts_while_it_is_new_and_what_came_early_for_longer() {
+        let at = |secs: i64| Time::from_millis(secs * 1_000);
+        let (now, since) = (at(10_000), at(9_940));
+        let table = [
+            ("of this minute", 9_940, false, true),
+            ("older", 9_939, false, false),
+            ("just now", 10_000, false, true),
+            ("of a ledger that was restored since", 10_001, false, false),
+            ("early ten minutes ago", 9_340, true, true),
+            ("early before that", 9_339, true, false),
+            ("early in a ledger that was restored since", 10_001, true, false),
+        ];
+        for (label, secs, early, counts) in table {
+            let found = Found { native: false, ahead: 0, at: at(secs).as_millis(), early };
+            assert_eq!(found.counts(since, now), counts, "{label}");
+        }
+    }
+
+    #[test]
+    fn what_a_probe_has_found_is_how_messages_sleep() {
+        let found = |ahead| Found::probed(ahead, Time::from_millis(7)).way();
+        assert_eq!([found(None), found(Some(-3))], [Way::Ladder, Way::Native { ahead: -3 }]);
+    }
+}
