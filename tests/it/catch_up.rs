@@ -12,7 +12,7 @@ use roundelay::telemetry::Count;
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::harness::{Ground, SOON, Watched, until};
+use crate::harness::{Ground, SOON, Watched, on_ladder, until};
 use crate::virtual_time::{MONDAY, World, chain};
 
 const CONFIG: &str = r#"
@@ -30,7 +30,7 @@ timeout = "60s"
 async fn a_purged_rung_costs_a_delay_and_no_chain() {
     let ground = Ground::rabbit().await;
     let vhost = ground.vhost.as_ref().unwrap();
-    let mut engine = Watched::start(&ground, CONFIG).await;
+    let mut engine = Watched::start(&ground, &on_ladder(CONFIG)).await;
     engine.enroll("x", "work").await;
     engine.next().await.end(Outcome::Done);
     let rung = "roundelay.delay.2990ms";

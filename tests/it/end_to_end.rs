@@ -10,7 +10,7 @@ use roundelay::job::Envelope;
 use roundelay::telemetry::Count;
 use serde_json::json;
 
-use crate::harness::{Ground, Watched, on_all, until};
+use crate::harness::{Ground, Watched, on_all, on_ladder, until};
 
 const CONFIG: &str = r#"
 [queues.work]
@@ -326,7 +326,7 @@ mod run {
     }
 
     pub async fn a_long_delay_takes_several_hops_and_arrives_on_time(ground: Ground) {
-        let mut engine = Watched::start(&ground, CONFIG).await;
+        let mut engine = Watched::start(&ground, &on_ladder(CONFIG)).await;
         let dispatch = roundelay::engine::Dispatch::new(&engine.config, &engine.connections);
         let mut job = Envelope::job("sync", "later", json!(null), "job".into());
         let now = engine.ledger().now();

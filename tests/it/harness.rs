@@ -185,6 +185,11 @@ impl Watched {
     }
 }
 
+/// The same configuration, with messages that sleep on rungs, whatever the broker can do.
+pub fn on_ladder(text: &str) -> String {
+    format!("broker.delays = \"ladder\"\n{text}")
+}
+
 /// Waits until `what` holds, looking every few milliseconds.
 pub async fn until<F: Future<Output = bool>>(label: &str, mut what: impl FnMut() -> F) {
     let deadline = Instant::now() + SOON;

@@ -15,7 +15,7 @@ use roundelay::ledger::{ChainFilter, ChainOrder};
 use roundelay::telemetry::Count;
 use serde_json::{Value, json};
 
-use crate::harness::{Ground, Watched, on_all, until, worker};
+use crate::harness::{Ground, Watched, on_all, on_ladder, until, worker};
 
 const CONFIG: &str = r#"
 [queues.work]
@@ -321,7 +321,7 @@ fn deaths(entries: usize, count: i64) -> BasicProperties {
 #[tokio::test]
 async fn forged_deaths_are_quarantined_and_huge_headers_do_no_harm() {
     let ground = Ground::rabbit().await;
-    let mut engine = Watched::start(&ground, CONFIG).await;
+    let mut engine = Watched::start(&ground, &on_ladder(CONFIG)).await;
     let vhost = ground.vhost.as_ref().unwrap();
     let raw = vhost.raw().await;
     raw.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
@@ -362,7 +362,7 @@ async fn a_quarantined_message_runs_when_it_is_moved_back() {
     let vhost = ground.vhost.as_ref().unwrap();
     let raw = vhost.raw().await;
     raw.confirm_select(ConfirmSelectOptions::default()).await.unwrap();
-    let engine = Watched::start(&ground, CONFIG).await;
+    let engine = Watched::start(&ground, &on_ladder(CONFIG)).await;
     publish_raw(&raw, "roundelay.delay.200ms", "side", headers([]), br#"{"v":1,"kind":"new","key":"a"}"#).await;
     publish_raw(&raw, "roundelay.jobs", "work", deaths(100, 1), &job("b")).await;
     quarantined(&engine, 2).await;
