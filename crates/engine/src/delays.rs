@@ -7,7 +7,7 @@
 //!
 //! A broker may stop letting messages sleep while a worker runs: a node was rolled back, a policy was set. Then messages
 //! come at once. The first that comes early ends the native way: it goes back over rungs, and so does all that follows.
-//! So nothing goes in circles. The native way is tried again after [`AFTER_EARLY`].
+//! So nothing goes in circles. The native way is tried again after ten minutes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
