@@ -34,7 +34,7 @@ pub enum Way {
 pub struct Sleeping {
     /// What the configuration says.
     pub setting: Delays,
-    /// And until when that holds, if not for good.
+    /// How messages sleep, and until when that counts as known, if not for good.
     way: RwLock<Option<(Way, Option<Instant>)>>,
 }
 

@@ -137,7 +137,7 @@ impl Apply {
             LedgerUrl::Sqlite(path) if !path.exists() => None,
             _ => Some(open_ledger(&config, &entropy).await),
         };
-        // Without a ledger nobody remembers how messages sleep, but the broker can be asked all the same.
+        // Without a ledger the finding is not kept, but the broker can be probed all the same.
         let (ledger, clock, away) = match opened {
             Some(Ok((ledger, clock))) => (ledger, clock, None),
             Some(Err(error)) => in_memory(&entropy, Some(error))?,

@@ -6,8 +6,8 @@
 //! probes for all, and programs that only publish need not.
 //!
 //! A broker may stop letting messages sleep while a worker runs: a node was rolled back, a policy was set. Then messages
-//! come at once. The first that comes early ends the native way: it goes back over rungs, and so does all that follows.
-//! So nothing goes in circles. The native way is tried again after ten minutes.
+//! come at once. The first message that comes early ends the native way: that message goes back over rungs, and so do
+//! all that follow. So no message goes in circles. The native way is tried again after ten minutes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,9 +28,6 @@ use crate::publishing::Publishing;
 use crate::telemetry::Count;
 use crate::topology_guard::{self, Found};
 
-/// A message wakes so much before it is due: in this time it is delivered, and the worker sleeps the rest. A tick then
-/// begins when it is due, and not when the broker is ready.
-pub(crate) const AT_THE_DOOR: Duration = Duration::from_millis(10);
 /// How often the broker is probed, by one worker for all.
 const EVERY: Duration = Duration::from_secs(60);
 /// How often it is looked whether a connection is new.
@@ -86,8 +83,8 @@ impl Sleepers {
                         .into(),
                 )
             })?,
-            // Over rungs messages sleep on every broker, also where this user may not probe, or what the probe needs is
-            // not there and is not ours to declare: then all that is missing is named.
+            // Rungs work on every broker. So a worker whose user may not probe, or that lacks the probe's queue and may
+            // not declare it, uses rungs; and declaring those below names all that is missing.
             (Delays::Auto, None) => match self.probed().await {
                 Ok(way) => way.unwrap_or(Way::Ladder),
                 Err(error) => {

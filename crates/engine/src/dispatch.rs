@@ -8,13 +8,13 @@ use roundelay_config::Config;
 use roundelay_ledger::Ledger;
 use roundelay_model::clock::Time;
 use roundelay_model::job::Envelope;
-use roundelay_model::ladder::{Hop, Ladder};
+use roundelay_model::ladder::{AT_THE_DOOR, Hop, Ladder};
 use roundelay_model::lanes::Lanes;
 use roundelay_model::topology::Names;
 use tokio::time::sleep;
 
 use crate::connections::Connections;
-use crate::delays::{self, AT_THE_DOOR};
+use crate::delays;
 use crate::pace::Pace;
 use crate::sealing::{self, Sealing};
 use crate::telemetry::{Count, Telemetry};

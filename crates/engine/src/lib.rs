@@ -19,9 +19,9 @@
 //!
 //! Beside the pipeline run `heartbeat` (the session and its leases), `presence` (what the worker does, and what
 //! operators have ordered), `catch_up` (messages that were lost), `hand_out` (due chains while the broker is away),
-//! `rearm` (messages between two hops), [`delays`] (how messages sleep on the broker), `follow_wall` (the wall clock was set), `reload` (the configuration has
-//! changed) and [`chores`] (the engine's own chains). Programs use [`enroll`], [`publish`], [`reschedule`],
-//! [`resend`] and [`replay`] without a running worker.
+//! `rearm` (messages between two hops), [`delays`] (how messages sleep on the broker), `follow_wall` (the wall clock was
+//! set), `reload` (the configuration has changed) and [`chores`] (the engine's own chains). Programs use [`enroll`],
+//! [`publish`], [`reschedule`], [`resend`] and [`replay`] without a running worker.
 //!
 //! Where to go: waiting for a slot, [`throttle`]; payloads that are encrypted, [`sealing`]; metrics, [`telemetry`];
 //! spans, [`trace`]; lists of entities, [`roster`]; health, [`monitor`].

@@ -65,8 +65,8 @@ pub async fn differences(
     let (ladder, native) = (config.ladder_topology(), config.native_topology());
     if !is_native(config, found) {
         let findings = broker.check(&ladder, management).await?;
-        // Nobody has noted yet how messages sleep. Without any rung they sleep on their queues, or no worker was there:
-        // one that needs rungs declares them.
+        // The ledger does not say yet how messages sleep. If the broker has no rung, messages sleep on their queues, or no
+        // worker has started: a worker that needs rungs declares them.
         let unknown = found.is_none() && config.broker.delays == Delays::Auto;
         if !(unknown && lacks_all_rungs(&ladder, &findings)) {
             return Ok((ladder, findings));

@@ -376,12 +376,13 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// How many accepted runs by hand found, at their start, that a run of the table had just ended: the cooldown
-    /// refuses them then, as the audit says.
+    /// How many accepted runs by hand found, at their start, that a run of the table had just ended, or that it went on:
+    /// they are refused then, as the audit says.
     fn refused_at_its_start(&self, table: &BTreeSet<i64>) -> usize {
         let refused = |entry: &&Entry| {
-            let cooldown = entry.reason.as_deref().is_some_and(|reason| reason.starts_with("cooldown"));
-            !table.contains(&entry.run.0) && entry.verdict.as_deref() == Some("skipped") && cooldown
+            let gated =
+                entry.reason.as_deref().is_some_and(|why| ["cooldown", "running"].iter().any(|of| why.starts_with(of)));
+            !table.contains(&entry.run.0) && entry.verdict.as_deref() == Some("skipped") && gated
         };
         self.record.audit.iter().filter(refused).count()
     }
@@ -744,13 +745,17 @@ mod tests {
         assert_eq!(wanted, [""; 0]);
         let lost = violations(|record| record.manual.push(asked.clone()));
         assert_eq!(lost, ["1 runs were asked for and accepted, and 0 were called."]);
-        let refused = violations(|record| {
-            record.manual.push(asked.clone());
-            let skipped = entry((99, 1), minute(115), "skipped");
-            let reason = Some("cooldown: the last run ended 1s ago, and 10m must go by".into());
-            record.audit.push(Entry { reason, ..skipped });
-        });
-        assert_eq!(refused, [""; 0]);
+        for reason in [
+            "cooldown: the last run ended 1s ago, and 10m must go by",
+            "running: the rotation of its chain ran, and `if_running` was `refuse`",
+        ] {
+            let refused = violations(|record| {
+                record.manual.push(asked.clone());
+                let skipped = entry((99, 1), minute(115), "skipped");
+                record.audit.push(Entry { reason: Some(reason.into()), ..skipped });
+            });
+            assert_eq!(refused, [""; 0], "{reason}");
+        }
         // 00:30 is minute 32, and the cooldown ten minutes.
         let hasty = violations(|record| {
             manual(33)(record);

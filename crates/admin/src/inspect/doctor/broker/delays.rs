@@ -7,7 +7,7 @@ use roundelay_model::clock::Time;
 
 use crate::inspect::doctor::finding::{Area, Finding, span};
 
-/// With this difference of clocks, in milliseconds, somebody may soon set one.
+/// Clocks that differ by more milliseconds than this are likely to be set, in one step.
 const APART: i64 = 5_000;
 
 /// What follows from the setting, and from what workers have found. Nothing while they have found nothing.
@@ -30,7 +30,7 @@ pub(super) fn delays(setting: Delays, found: Option<Found>, calendar: &Calendar)
             "nothing runs too early: a message that comes early goes back to sleep on a rung. But rungs carry less, as each \
              message passes several queues",
             "see that all nodes of the cluster have the same version, 4.4 or later, that no policy takes the queues, and that \
-             nobody has set a node's clock. Ten minutes after the message, workers try again whether messages sleep on their \
+             no node's clock was set. Ten minutes after the message, workers try again whether messages sleep on their \
              queues; if you want rungs, set broker.delays to `ladder`",
         ));
     }
