@@ -36,6 +36,128 @@ async fn wait_for_each_other(ledger: &dyn Ledger, rotation: Hint, run: Hint) {
 }
 
 #[tokio::test]
+async fn a_single_tick_beside_the_rotation_is_refused_while_there_is_one() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let rotation = begun(ledger, "a").await;
+        let extra = NewChain { once: true, payload: "[7]".into(), ..chain("a", ledger.now()) };
+        let Enrolled::Created(first) = ledger.enroll(vec![extra.clone()]).await.unwrap().remove(0) else { panic!() };
+        assert_eq!(ledger.enroll(vec![extra.clone()]).await.unwrap(), [Enrolled::Unchanged], "one is pending");
+        let grant = granted(ledger, &first, LEASE).await;
+        assert_eq!((grant.once, grant.payload.as_str()), (true, "[7]"));
+        let held = ledger.claim(ask(ledger, &rotation, LEASE).await).await.unwrap();
+        assert!(
+            matches!(held, Claim::Waits { until } if until <= ledger.now() + SECOND),
+            "the rotation waits: {held:?}"
+        );
+        let done = end(&first, grant.fence, ledger.now(), Next::End, Verdict::Done);
+        assert_eq!(ledger.finish(done).await.unwrap(), applied(None));
+        let states: Vec<_> = ledger.chains("sync".into(), "a".into()).await.unwrap();
+        assert_eq!(
+            states.iter().map(|c| (c.once, c.state)).collect::<Vec<_>>(),
+            [(false, ChainState::Active), (true, ChainState::Retired)]
+        );
+        assert_eq!(ledger.census(SLACK).await.unwrap().retired, 0, "the chain has not ended");
+        let Enrolled::Created(second) = ledger.enroll(vec![extra.clone()]).await.unwrap().remove(0) else { panic!() };
+        assert_eq!((second.epoch, second.tick), (first.epoch, TickNo(2)), "its record goes on");
+        assert_eq!(ledger.claim(ask(ledger, &first, LEASE).await).await.unwrap(), Claim::Stale(Some(second.clone())));
+        let grant = granted(ledger, &second, LEASE).await;
+        let records = ledger.history(grant.fence, 10).await.unwrap();
+        assert_eq!(
+            records.iter().map(|record| (record.epoch, record.tick)).collect::<Vec<_>>(),
+            [(first.epoch, TickNo(2)), (first.epoch, TickNo(1))]
+        );
+        // One that was left in the middle is not gone on from.
+        ledger.order_chains(which("a"), ChainOrder::Retire).await.unwrap();
+        let Enrolled::Created(third) = ledger.enroll(vec![extra]).await.unwrap().remove(0) else { panic!() };
+        assert!(third.epoch > second.epoch && third.tick == 1, "{third:?}");
+        assert_eq!(ledger.claim(ask(ledger, &second, LEASE).await).await.unwrap(), Claim::Idle);
+        granted(ledger, &third, LEASE).await;
+    }
+}
+
+#[tokio::test]
+async fn a_manual_run_is_a_run_of_its_chain() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let rotation = begun(ledger, "a").await;
+        let grant = granted(ledger, &rotation, LEASE).await;
+        let cooldown = Duration::from_secs(3_600);
+        let guard = Guard { cooldown, ..Guard::default() };
+        let ask = async |hint: &Hint| ClaimRequest { guard, ..ask(ledger, hint, LEASE).await };
+        let of = |if_running, force| Manual { if_running, force };
+        // While the rotation runs: refused, afterwards, or beside it.
+        let refused = manual(ledger, "a", Manual::default()).await;
+        let Claim::Granted(no) = ledger.claim(ask(&refused).await).await.unwrap() else { panic!() };
+        assert_eq!(no.refused, Some(Refusal::Running));
+        let skipped = end(&refused, no.fence, ledger.now(), Next::End, Verdict::Skipped);
+        assert_eq!(ledger.finish(FinishRequest { ran: false, ..skipped }).await.unwrap(), applied(None));
+        let beside = manual(ledger, "a", of(IfRunning::Beside, true)).await;
+        let Claim::Granted(yes) = ledger.claim(ask(&beside).await).await.unwrap() else { panic!() };
+        assert_eq!((yes.refused, yes.once), (None, true));
+        let done = |hint: &Hint, fence| end(hint, fence, ledger.now(), Next::End, Verdict::Done);
+        assert_eq!(ledger.finish(done(&beside, yes.fence)).await.unwrap(), applied(None));
+        let after = manual(ledger, "a", of(IfRunning::After, false)).await;
+        assert!(
+            matches!(ledger.claim(ask(&after).await).await.unwrap(), Claim::Waits { .. }),
+            "it waits for the rotation"
+        );
+        let due = ledger.now();
+        let next = FinishRequest {
+            carry: Some("\"page 2\"".into()),
+            ..end(&rotation, grant.fence, due, Next::Tick { nominal: due, due }, Verdict::Done)
+        };
+        let Finish::Applied(messages) = ledger.finish(next).await.unwrap() else { panic!() };
+        let rotation = messages[0].clone();
+        let Claim::Waits { until } = ledger.claim(ask(&after).await).await.unwrap() else {
+            panic!("and for the cooldown")
+        };
+        assert!(until > due + cooldown / 2, "{until}");
+        ledger.order_chains(which("a"), ChainOrder::Retire).await.unwrap();
+        let revived = NewChain { revive: true, ..chain("a", ledger.now()) };
+        ledger.enroll(vec![revived]).await.unwrap();
+        drop(rotation);
+        // What one hands on, the other gets; and both are counted.
+        let view = async || ledger.chains("sync".into(), "a".into()).await.unwrap().remove(0);
+        let run = manual(ledger, "a", Manual::default()).await;
+        let Claim::Granted(grant) = ledger.claim(ask(&run).await).await.unwrap() else { panic!() };
+        let handed_on = FinishRequest { carry: Some("\"page 3\"".into()), ..done(&run, grant.fence) };
+        assert_eq!(ledger.finish(handed_on).await.unwrap(), applied(None));
+        let rotation = view().await;
+        assert_eq!((rotation.carry.as_deref(), rotation.last_start), (Some("\"page 3\""), grant.at));
+        assert!(rotation.last_finish >= grant.at, "{rotation:?}");
+        let Claim::Granted(refused) = ledger.claim(ask(&rotation.hint).await).await.unwrap() else { panic!() };
+        assert!(matches!(refused.refused, Some(Refusal::Cooldown { .. })), "the rotation counts it: {refused:?}");
+        let again = manual(ledger, "a", of(IfRunning::Refuse, true)).await;
+        assert_eq!((again.epoch, again.tick), (run.epoch, run.tick.next()));
+        // What a manual run finds out about its entity holds for the chain.
+        let due = ledger.now();
+        let skipped = end(&rotation.hint, refused.fence, due, Next::Tick { nominal: due, due }, Verdict::Skipped);
+        ledger.finish(FinishRequest { ran: false, ..skipped }).await.unwrap();
+        let Claim::Granted(grant) = ledger.claim(ask(&again).await).await.unwrap() else { panic!() };
+        assert_eq!((grant.refused, grant.carry.as_deref()), (None, Some("\"page 3\"")));
+        let gone = end(&again, grant.fence, ledger.now(), Next::End, Verdict::Retired);
+        ledger.finish(FinishRequest { reason: Some("no such app".into()), ..gone }).await.unwrap();
+        assert_eq!(view().await.state, ChainState::Retired);
+    }
+}
+
+#[tokio::test]
+async fn a_rotation_that_begins_while_a_manual_run_runs_alone_waits_for_it() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let alone = manual(ledger, "a", Manual::default()).await;
+        let grant = granted(ledger, &alone, LEASE).await;
+        let rotation = begun(ledger, "a").await;
+        let waits = ledger.claim(ask(ledger, &rotation, LEASE).await).await.unwrap();
+        assert!(matches!(waits, Claim::Waits { .. }), "{waits:?}");
+        let done = end(&alone, grant.fence, ledger.now(), Next::End, Verdict::Done);
+        assert_eq!(ledger.finish(done).await.unwrap(), applied(None));
+        granted(ledger, &rotation, LEASE).await;
+    }
+}
+
+#[tokio::test]
 async fn a_rotation_and_a_manual_run_that_begin_in_one_transaction_wait_for_each_other() {
     for opened in all().await {
         let ledger = &*opened.ledger;
