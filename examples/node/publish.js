@@ -4,7 +4,7 @@
 //   publish.js EXCHANGE QUEUE ENVELOPE        (the broker: AMQP_URL)
 //
 //   publish.js roundelay.jobs sync-npm '{"v":1,"kind":"sync","key":"npm/ms","id":"order-7"}'
-//   publish.js roundelay.delay.30s sync-npm -     # 30 s later; the envelope from standard input
+//   publish.js roundelay.jobs sync-npm -          # the envelope from standard input
 //
 // Needs amqplib (npm install amqplib). The format of ENVELOPE is in docs/messages.md.
 "use strict";
@@ -30,6 +30,9 @@ async function publish(connection, exchange, queue, envelope) {
         mandatory: true,
         contentType: "application/json",
         messageId: envelope.id,
+        // From RabbitMQ 4.4 on, a job with `due` sleeps on its queue until then; older brokers ignore
+        // this. Not for a rung, which has its own time. A number of this size goes as an AMQP long.
+        headers: "due" in envelope && exchange === "roundelay.jobs" ? { "x-opt-delivery-time": envelope.due } : {},
       };
       const body = Buffer.from(JSON.stringify(envelope));
       channel.publish(exchange, queue, body, options, (error) => (error ? reject(error) : resolve()));

@@ -5,7 +5,7 @@
 //   publish.php EXCHANGE QUEUE ENVELOPE       (the broker: AMQP_URL)
 //
 //   publish.php roundelay.jobs sync-npm '{"v":1,"kind":"sync","key":"npm/ms","id":"order-7"}'
-//   publish.php roundelay.delay.30s sync-npm -    # 30 s later; the envelope from standard input
+//   publish.php roundelay.jobs sync-npm -         # the envelope from standard input
 //
 // Needs php-amqplib: by composer (vendor/autoload.php) or Debian's php-amqplib. The format of ENVELOPE
 // is in docs/messages.md.
@@ -13,6 +13,7 @@
 use PhpAmqpLib\Connection\AMQPConnectionConfig;
 use PhpAmqpLib\Connection\AMQPConnectionFactory;
 use PhpAmqpLib\Message\AMQPMessage;
+use PhpAmqpLib\Wire\AMQPTable;
 
 require is_file(__DIR__ . '/vendor/autoload.php') ? __DIR__ . '/vendor/autoload.php' : 'PhpAmqpLib/autoload.php';
 
@@ -48,6 +49,11 @@ function publish(PhpAmqpLib\Channel\AMQPChannel $channel, string $exchange, stri
     $properties = ['content_type' => 'application/json', 'delivery_mode' => AMQPMessage::DELIVERY_MODE_PERSISTENT];
     if (isset($envelope['id'])) {
         $properties['message_id'] = $envelope['id'];
+    }
+    // From RabbitMQ 4.4 on, a job with `due` sleeps on its queue until then; older brokers ignore this.
+    // Not for a rung, which has its own time. An integer of this size goes as an AMQP long.
+    if (isset($envelope['due']) && $exchange === 'roundelay.jobs') {
+        $properties['application_headers'] = new AMQPTable(['x-opt-delivery-time' => $envelope['due']]);
     }
     $channel->basic_publish(new AMQPMessage($body, $properties), $exchange, $queue, true);
     $channel->wait_for_pending_acks_returns(30);

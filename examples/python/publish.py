@@ -4,7 +4,7 @@
     publish.py [--url URL] EXCHANGE QUEUE ENVELOPE
 
     publish.py roundelay.jobs sync-npm '{"v":1,"kind":"sync","key":"npm/ms","id":"order-7"}'
-    publish.py roundelay.delay.30s sync-npm -     # 30 s later; the envelope from standard input
+    publish.py roundelay.jobs sync-npm -          # the envelope from standard input
 
 Needs pika (pip install pika). The format of ENVELOPE is in docs/messages.md.
 """
@@ -24,6 +24,9 @@ def publish(channel, exchange, queue, envelope):
     # rung looks at the name only when its time is over. So ask for the queue first.
     channel.queue_declare(queue, passive=True)
     channel.confirm_delivery()
+    # From RabbitMQ 4.4 on, a job with `due` sleeps on its queue until then; older brokers ignore this. Not for a rung,
+    # which has its own time. An int of this size goes as an AMQP long.
+    sleeps = "due" in envelope and exchange == "roundelay.jobs"
     channel.basic_publish(
         exchange,
         routing_key=queue,
@@ -34,6 +37,7 @@ def publish(channel, exchange, queue, envelope):
             content_type="application/json",
             delivery_mode=pika.DeliveryMode.Persistent.value,
             message_id=envelope.get("id"),
+            headers={"x-opt-delivery-time": envelope["due"]} if sleeps else None,
         ),
         mandatory=True,
     )

@@ -10,7 +10,7 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use lapin::options::{BasicPublishOptions, ConfirmSelectOptions, QueueDeclareOptions};
-use lapin::types::FieldTable;
+use lapin::types::{AMQPValue, FieldTable};
 use lapin::{BasicProperties, Channel, Confirmation, Connection, ConnectionProperties};
 use serde_json::Value;
 
@@ -26,6 +26,13 @@ async fn publish(channel: &Channel, exchange: &str, queue: &str, envelope: &Valu
     let mut properties = BasicProperties::default().with_delivery_mode(2).with_content_type("application/json".into());
     if let Some(id) = envelope["id"].as_str() {
         properties = properties.with_message_id(id.into());
+    }
+    // From RabbitMQ 4.4 on, a job with `due` sleeps on its queue until then; older brokers ignore this. Not for a rung,
+    // which has its own time.
+    if let Some(due) = envelope["due"].as_i64().filter(|_| exchange == "roundelay.jobs") {
+        let mut headers = FieldTable::default();
+        headers.insert("x-opt-delivery-time".into(), AMQPValue::LongLongInt(due));
+        properties = properties.with_headers(headers);
     }
     let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
     let body = serde_json::to_vec(envelope)?;

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use lapin::options::BasicGetOptions;
+use lapin::types::AMQPValue;
 use reqwest::header::{HeaderMap, HeaderValue};
 use reqwest::{Method, StatusCode};
 use roundelay::Outcome;
@@ -19,7 +21,9 @@ use tokio::time::timeout;
 use crate::commands::{ok, run, told};
 use crate::harness::{Ground, SOON, Vhost, Watched, until, worker};
 
+/// Clients publish to rungs, which are there on every broker only if they are asked for.
 const CONFIG: &str = r#"
+broker.delays = "ladder"
 [queues.work]
 [kinds.sync]
 queue = "work"
@@ -209,6 +213,29 @@ async fn a_published_job_is_handled_in_the_same_language() {
     }
 }
 
+/// A job with a time asks RabbitMQ 4.4 to let it sleep, by a header of the type that this broker reads. An older broker
+/// hands the job out at once, with the header.
+#[tokio::test]
+async fn a_published_job_with_a_time_carries_the_header_for_native_delays() {
+    let due = Clock::System.now().as_millis() + 3_600_000;
+    for client in CLIENTS {
+        let ground = Ground::rabbit().await;
+        let config = ground.config_file("[queues.work]\n[kinds.sync]\nqueue = \"work\"\n");
+        ok("topology apply", &config, &[]).await;
+        let envelope = json!({ "v": 1, "kind": "sync", "key": "npm/later", "id": "later", "due": due });
+        let vhost = ground.vhost.as_ref().unwrap();
+        client.publish(vhost, "roundelay.jobs", "work", &envelope).await.unwrap();
+        let got = vhost.raw().await.basic_get("work".into(), BasicGetOptions::default()).await.unwrap();
+        let (version, native) = vhost.native_delays().await;
+        assert_eq!(got.is_none(), native, "{client:?} on {version}: it sleeps where it can");
+        if let Some(message) = got {
+            let headers = message.properties.headers().clone().unwrap_or_default();
+            let header = headers.inner().get("x-opt-delivery-time");
+            assert_eq!(header, Some(&AMQPValue::LongLongInt(due)), "{client:?}");
+        }
+    }
+}
+
 const SECRET: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
 const OTHER: &str = "whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
 
@@ -392,7 +419,13 @@ async fn a_message_that_the_broker_refuses_fails_loudly() {
     for client in CLIENTS {
         let full = format!("full-{client:?}");
         let arguments = json!({ "x-max-length": 1, "x-overflow": "reject-publish" });
-        vhost.call(Method::PUT, &format!("{}/{full}", path("queues")), json!({ "arguments": arguments })).await;
+        vhost
+            .call(
+                Method::PUT,
+                &format!("{}/{full}", path("queues")),
+                json!({ "durable": true, "arguments": arguments }),
+            )
+            .await;
         vhost
             .call(Method::POST, &format!("{}/e/nowhere/q/{full}", path("bindings")), json!({ "routing_key": full }))
             .await;

@@ -50,6 +50,14 @@ impl Vhost {
         vhost
     }
 
+    /// The broker's version, and whether messages can sleep on their queues there.
+    pub async fn native_delays(&self) -> (String, bool) {
+        let overview = self.call(Method::GET, "overview", json!(null)).await;
+        let version = overview["rabbitmq_version"].as_str().unwrap().to_owned();
+        let old = ["3.", "4.0.", "4.1.", "4.2.", "4.3."].iter().any(|old| version.starts_with(old));
+        (version, !old)
+    }
+
     /// A virtual host that is there already, of a broker that the test ends itself.
     pub fn existing(name: &str, amqp: String, management: String) -> Self {
         Self { name: name.into(), amqp, management, keep: true }
