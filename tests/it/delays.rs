@@ -162,6 +162,44 @@ async fn workers_of_both_ways_run_the_same_chains() {
     }
 }
 
+/// What wakes goes ahead of what waits on its queue. Where chains ask for twice as much as their queue allows, something
+/// always wakes, and a job without a time would never have its turn.
+#[tokio::test(start_paused = true)]
+async fn a_job_without_a_time_has_its_turn_among_chains_that_ask_for_more_than_there_is() {
+    let throttled = "[throttles.t]\nallow = 30\nper = \"1m\"\n[queues.q]\nthrottle = \"t\"\n";
+    let narrow = "[queues.q]\nconcurrency = 1\nprefetch = 4\n";
+    for (bound, length) in [(throttled, s(0)), (narrow, s(2))] {
+        for delays in ["auto", "ladder"] {
+            let kinds = "[kinds.k]\nqueue = \"q\"\nevery = \"1m\"\n[kinds.job]\nqueue = \"q\"\n";
+            let mut world = World::natively(&format!("broker.delays = \"{delays}\"\n{bound}{kinds}"), MONDAY);
+            world.script("k", move |_| (length, Outcome::Done));
+            world.script("job", |_| (s(0), Outcome::Done));
+            let due = |n: u64| MONDAY + s(10) + Duration::from_millis(n * 1_000);
+            world.chains((0..60).map(|n| chain("k", &n.to_string(), "q", due(n))).collect()).await;
+            world.start_beside().await;
+            resend_all(&world.config, &world.connections).await.unwrap();
+            world.until(s(900)).await;
+            for n in 0..5 {
+                world.publish("q", "job", &n.to_string(), json!({})).await;
+            }
+            world.until(s(1_200)).await;
+            let (jobs, runs) = (world.seen("job"), world.seen("k"));
+            assert_eq!(jobs.len(), 5, "{bound}, {delays}: {jobs:?}");
+            // A turn of all that waits takes two minutes; all who wait are served in it.
+            let last = jobs.iter().map(|run| run.from).max().unwrap();
+            assert!(last <= MONDAY + s(900 + 150), "{bound}, {delays}: {}", world.mmss(last));
+            // And chains have their turns in order, as before: each some two minutes after its last one.
+            let of = |key: &str| runs.iter().filter(|run| run.job.key == key).map(|run| run.from).collect::<Vec<_>>();
+            for key in 0..60 {
+                let from = of(&key.to_string());
+                let apart = from.windows(2).map(|two| two[1].since(two[0])).max().unwrap();
+                assert!(apart <= s(160), "{bound}, {delays}: {key} after {apart:?}");
+            }
+            world.stop().await;
+        }
+    }
+}
+
 /// The ledger says what was found, so that a fleet does not probe all at the same time.
 #[tokio::test(start_paused = true)]
 async fn one_worker_probes_for_all_once_a_minute() {
@@ -221,10 +259,7 @@ async fn the_topology_is_what_the_broker_needs() {
     let ground = Ground::rabbit().await;
     let text = "[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"1s\"\n";
     let vhost = ground.vhost.as_ref().expect("it is on RabbitMQ");
-    let version =
-        vhost.call(Method::GET, "overview", json!(null)).await["rabbitmq_version"].as_str().unwrap().to_owned();
-    let native =
-        !version.starts_with("3.") && !["4.0.", "4.1.", "4.2.", "4.3."].iter().any(|old| version.starts_with(old));
+    let (version, native) = vhost.native_delays().await;
     let mut engine = Watched::start(&ground, text).await;
     let queues = vhost.call(Method::GET, &format!("queues/{}", vhost.name), json!(null)).await;
     let names: Vec<&str> = queues.as_array().unwrap().iter().map(|queue| queue["name"].as_str().unwrap()).collect();

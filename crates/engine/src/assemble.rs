@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicI64, AtomicU64};
 
 use parking_lot::RwLock;
 use roundelay_config::{HandlerSettings, QueueSettings};
@@ -113,6 +113,7 @@ impl Engine {
                     .and_then(|name| Some((throttles.get(name)?, self.telemetry.throttle(name)))),
                 figures: self.telemetry.queue(name),
                 handed_out: Arc::default(),
+                waited: AtomicU64::new(0),
                 frontier: AtomicI64::new(i64::MIN),
                 balances: balances.clone(),
             };
@@ -140,6 +141,7 @@ impl Engine {
                 throttle: None,
                 figures: self.telemetry.queue(&name),
                 handed_out: Arc::default(),
+                waited: AtomicU64::new(0),
                 frontier: AtomicI64::new(i64::MIN),
                 balances: Arc::default(),
             };

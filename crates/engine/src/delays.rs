@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use roundelay_broker::{Broker, BrokerError, Delays, Way, probe};
+use roundelay_broker::{Broker, BrokerError, Delays, Delivery, Destination, Message, Way, probe};
 use roundelay_config::Config;
 use roundelay_ledger::Ledger;
 use roundelay_model::clock::{Entropy, Time};
@@ -24,7 +24,10 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::connections::Connections;
+use crate::life::Point;
 use crate::publishing::Publishing;
+use crate::queue::QueueRun;
+use crate::settlement::Settlement;
 use crate::telemetry::Count;
 use crate::topology_guard::{self, Found};
 
@@ -38,6 +41,8 @@ const AFTER_EARLY: Duration = Duration::from_secs(600);
 const PROBE_WITHIN: Duration = Duration::from_secs(20);
 /// How often it is looked whether the worker that probes has done so.
 const WAIT: Duration = Duration::from_millis(50);
+/// Where jobs wait for places and slots for so long, what wakes goes to the end of its queue.
+const WAITS: Duration = Duration::from_secs(1);
 /// What a program that only publishes has read of the ledger holds so long.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 
@@ -201,6 +206,32 @@ impl Publishing {
             );
         }
         self.sleepers.woken.notify_one();
+    }
+}
+
+impl Publishing {
+    /// Sends a message that has woken to the end of its queue, where jobs wait for places and slots; `None` if its turn
+    /// is now.
+    ///
+    /// What wakes goes ahead of what waits on its queue. Where chains ask for more than the queue allows, there is always
+    /// something that has woken, and a job that was published without a time would never have its turn. From the end of
+    /// the queue all come in the order in which they came, as from rungs. This costs a publish for each tick, which a
+    /// queue that waits for slots and not for the machine can afford.
+    pub(crate) async fn to_the_end(&self, queue: &QueueRun, delivery: &Delivery) -> Option<Settlement> {
+        if delivery.asleep_until.is_none() || queue.waits() < WAITS || delivery.unreadable.is_some() {
+            return None;
+        }
+        // The body stays as it is; only the order to sleep goes.
+        let id = delivery.id.as_deref().map_or_else(|| self.entropy.token(), Into::into);
+        let (body, trace) = (delivery.body.clone(), delivery.trace.clone());
+        let message = Message { to: Destination::Queue(queue.source.clone()), id, body, trace };
+        if let Err(error) = self.dispatch.broker.publish(message).await {
+            tracing::debug!(queue = queue.source, %error, "a message that has woken stays ahead of its queue");
+            return None;
+        }
+        self.telemetry.count(Count::GaveWay);
+        self.life.reached(Point::PutOff).await;
+        Some(Settlement::Ack)
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrders, Flow};
@@ -33,6 +34,8 @@ pub(super) struct QueueRun {
     pub(super) figures: Arc<QueueFigures>,
     /// Ticks in hand that came from the ledger, without a message.
     pub(super) handed_out: Arc<AtomicUsize>,
+    /// How long the last job that came to the end of its wait had waited for a place and a slot, in milliseconds.
+    pub(super) waited: AtomicU64,
     /// The latest due time among the messages that came from this queue. Messages enter a queue
     /// when they are due, so whatever was due well before this has been delivered, or is lost.
     pub(super) frontier: AtomicI64,
@@ -64,6 +67,16 @@ impl QueueRun {
     /// Waits until nothing more is taken.
     pub(super) async fn closed(&self) {
         self.flow_watch.until(|flow| !flow.open).await;
+    }
+
+    /// A job has waited for this long for a place and a slot.
+    pub(super) fn has_waited(&self, wait: Duration) {
+        self.waited.store(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// How long jobs wait for places and slots, by the last one.
+    pub(super) fn waits(&self) -> Duration {
+        Duration::from_millis(self.waited.load(Ordering::Relaxed))
     }
 
     pub(super) fn progressed_to(&self, due: Time) {

@@ -62,11 +62,13 @@ pub enum Rare {
     SleepsNatively,
     /// A message came before it had slept until its time.
     CameEarly,
+    /// What has woken goes to the end of its queue.
+    GaveWay,
 }
 
 impl Rare {
     /// All of them.
-    pub const ALL: [Rare; 27] = [
+    pub const ALL: [Rare; 28] = [
         Rare::TakenOver,
         Rare::TakenOverByRedelivery,
         Rare::ClaimMadeAgain,
@@ -94,6 +96,7 @@ impl Rare {
         Rare::Moved,
         Rare::SleepsNatively,
         Rare::CameEarly,
+        Rare::GaveWay,
     ];
 }
 

@@ -226,6 +226,7 @@ impl Families {
                 "early_messages",
                 "Messages that the broker handed on before they had slept until their time",
             ),
+            (Count::GaveWay, "gave_way_messages", "Messages that had woken, and went to the end of their queue"),
             (
                 Count::LeaseLost,
                 "lost_leases",

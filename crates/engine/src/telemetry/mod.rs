@@ -90,6 +90,8 @@ pub enum Count {
     Rearmed,
     /// Messages that came before the time until which they were to sleep on their queue.
     Early,
+    /// Messages that had woken, and went to the end of their queue.
+    GaveWay,
     /// Messages that could not be used.
     Quarantined,
     /// Messages given back to the broker, which delivers them again.

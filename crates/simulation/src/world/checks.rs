@@ -47,8 +47,10 @@ impl World {
             if matches!(live.connection.sleeping().way(), Some(Way::Native { .. })) {
                 self.observer.reached(Rare::SleepsNatively);
             }
-            if live.telemetry.get(Count::Early) > 0 {
-                self.observer.reached(Rare::CameEarly);
+            for (count, rare) in [(Count::Early, Rare::CameEarly), (Count::GaveWay, Rare::GaveWay)] {
+                if live.telemetry.get(count) > 0 {
+                    self.observer.reached(rare);
+                }
             }
         }
         let mut census = self.broker.census();
