@@ -5,7 +5,7 @@
 use std::alloc::System;
 use std::time::Duration;
 
-use roundelay::bench::chains::{Settings, run};
+use roundelay::bench::chains::{Load, Settings, run};
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
 #[global_allocator]
@@ -30,6 +30,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         turns: 2,
         concurrency: 512,
         delays: "auto".into(),
+        load: Load::default(),
         allocations: Some(allocations),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

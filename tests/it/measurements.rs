@@ -132,6 +132,43 @@ async fn the_benchmark_of_chains_compares_both_sides_and_says_where_the_time_goe
 }
 
 #[tokio::test]
+async fn the_benchmark_of_growth_has_a_row_for_each_number_and_runs_chains_in_each() {
+    let more = ["--asleep", "40", "--workers", "2", "--payload", "300", "--owners", "3", "--kinds", "2"];
+    let report = bench(&[&["growth"], &more[..], &["--chains", "30", "--for", "1s"]].concat()).await;
+    let rows = report.as_array().unwrap();
+    let of = |row: &Value| (row["of"].as_str().unwrap().to_owned(), row["count"].as_u64().unwrap());
+    let expected = [("chains asleep", 40), ("workers", 2), ("bytes of payload", 300), ("owners", 3), ("kinds", 2)];
+    assert_eq!(rows.iter().map(of).collect::<Vec<_>>(), expected.map(|(what, count)| (what.to_owned(), count)));
+    for row in rows {
+        for side in ["engine", "raw"] {
+            // Those that sleep do not run.
+            let rate = row[side]["cycles_per_s"].as_f64().unwrap();
+            assert!(rate > 0.0 && rate <= 45.0, "{side}: {row}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_benchmark_that_compares_burns_all_jobs_down_and_runs_chains_on_each_broker_and_ledger() {
+    let ground = Ground::rabbit_and_postgres().await;
+    let (broker, ledger) = (ground.broker_url(), ground.ledger_url());
+    let little = ["compare", "--jobs", "300", "--chains", "20", "--every", "1s", "--for", "1s"];
+    let report = bench(&[&little[..], &["--broker", &broker, "--ledger", &ledger]].concat()).await;
+    let places = report.as_array().unwrap();
+    let names = |place: &Value| ["broker", "ledger"].map(|what| place[what].as_str().unwrap().to_owned());
+    let expected = [["embedded", "SQLite"], ["RabbitMQ", "SQLite"], ["RabbitMQ", "PostgreSQL"]];
+    assert_eq!(places.iter().map(names).collect::<Vec<_>>(), expected.map(|names| names.map(String::from)));
+    for place in places {
+        let of = |part: &str, figure: &str| place[part][figure].as_f64().unwrap();
+        assert!(of("jobs", "jobs") == 300.0 && of("jobs", "published_per_s") > 0.0, "{place}");
+        // None is left out, and none comes twice.
+        assert_eq!(place["jobs"]["started"], 300, "{place}");
+        let rate = of("chains", "cycles_per_s");
+        assert!(rate > 0.0 && rate <= 30.0, "{place}");
+    }
+}
+
+#[tokio::test]
 async fn the_benchmark_of_shards_compares_queues_and_rungs_and_leaves_the_ledger_to_others() {
     let all = ("1,3", "0ms,8ms", vec![[1, 0, 1], [3, 0, 1], [1, 8, 13], [3, 8, 13]]);
     // Each declares some hundred queues there.

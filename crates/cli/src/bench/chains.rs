@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use roundelay_lab::bench::chains;
-use roundelay_lab::bench::chains::{Comparison, Figures, Settings};
+use roundelay_lab::bench::chains::{Comparison, Figures, Load, Settings};
 use roundelay_lab::bench::stages::Stages;
 use roundelay_model::clock::parse_duration;
 
@@ -47,9 +47,34 @@ pub struct Chains {
     /// How many messages a worker processes at the same time.
     #[arg(long, default_value_t = 512)]
     concurrency: u16,
+    #[command(flatten)]
+    load: Of,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
+}
+
+/// What the chains are like, and what is in the ledger beside them.
+#[derive(Args)]
+struct Of {
+    /// More chains, which sleep for the whole measurement.
+    #[arg(long, default_value_t = 0)]
+    asleep: usize,
+    /// The size of each chain's payload in bytes.
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    payload: usize,
+    /// How many owners the chains belong to.
+    #[arg(long, default_value_t = 0)]
+    owners: usize,
+    /// How many kinds the chains are of.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1_000))]
+    kinds: u16,
+}
+
+impl Of {
+    fn load(&self) -> Load {
+        Load { asleep: self.asleep, payload: self.payload, owners: self.owners, kinds: self.kinds.into() }
+    }
 }
 
 impl Chains {
@@ -67,6 +92,7 @@ impl Chains {
             turns: self.turns.max(1),
             concurrency: self.concurrency.max(1),
             delays: self.delays,
+            load: self.load.load(),
             allocations: None,
         };
         let report = chains::run(&settings, note).await?;

@@ -1,7 +1,9 @@
 //! `roundelay bench`
 
 mod chains;
+mod compare;
 mod flat;
+mod growth;
 mod keys;
 mod ladder;
 mod parked;
@@ -12,6 +14,7 @@ mod throttles;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use roundelay_lab::bench::chains::Figures;
 use roundelay_model::clock::Entropy;
 
 use super::progress::waiting;
@@ -27,6 +30,8 @@ pub struct Bench {
 #[derive(Subcommand)]
 enum Command {
     Chains(chains::Chains),
+    Growth(growth::Growth),
+    Compare(compare::Compare),
     Shards(shards::Shards),
     Throttles(throttles::Throttles),
     Keys(keys::Keys),
@@ -56,6 +61,8 @@ impl Bench {
         let _waits = waiting("measuring");
         match self.command {
             Command::Chains(bench) => bench.run().await,
+            Command::Growth(bench) => bench.run().await,
+            Command::Compare(bench) => bench.run().await,
             Command::Shards(bench) => bench.run().await,
             Command::Throttles(bench) => bench.run().await,
             Command::Keys(bench) => bench.run().await,
@@ -74,14 +81,21 @@ struct Ledger {
     folder: Option<PathBuf>,
 }
 
-impl Target {
-    fn ledger(&self) -> anyhow::Result<Ledger> {
-        if let Some(url) = &self.ledger {
-            return Ok(Ledger { url: url.clone(), folder: None });
-        }
+impl Ledger {
+    fn at(url: &str) -> Self {
+        Self { url: url.into(), folder: None }
+    }
+
+    fn temporary() -> anyhow::Result<Self> {
         let folder = std::env::temp_dir().join(format!("roundelay-bench-{}", Entropy::from_os().token()));
         std::fs::create_dir(&folder)?;
-        Ok(Ledger { url: format!("sqlite://{}/ledger.db", folder.display()), folder: Some(folder) })
+        Ok(Self { url: format!("sqlite://{}/ledger.db", folder.display()), folder: Some(folder) })
+    }
+}
+
+impl Target {
+    fn ledger(&self) -> anyhow::Result<Ledger> {
+        self.ledger.as_deref().map_or_else(Ledger::temporary, |url| Ok(Ledger::at(url)))
     }
 
     /// See [`DEFAULT_CHAINS`].
@@ -107,4 +121,15 @@ fn note(text: &str) {
 /// Figures of moments, one after the other.
 fn steps(figures: &[f64]) -> String {
     figures.iter().map(|figure| format!("{figure} MiB")).collect::<Vec<_>>().join(", then ")
+}
+
+/// The CPU of a cycle in this process.
+fn here(figures: &Figures) -> String {
+    let threads = figures.cpu_us.iter().filter(|(name, _)| *name != "elsewhere");
+    format!("{:.0} µs", threads.map(|(_, micros)| micros).sum::<f64>())
+}
+
+/// The CPU of a cycle outside this process; nothing if the system does not report it.
+fn elsewhere(figures: &Figures) -> String {
+    figures.cpu_us.get("elsewhere").map_or_else(String::new, |micros| format!("{micros:.0} µs"))
 }

@@ -3,12 +3,11 @@
 use std::time::Duration;
 
 use clap::Args;
-use roundelay_lab::bench::chains::Figures;
 use roundelay_lab::bench::shards;
 use roundelay_lab::bench::shards::{MAX_QUEUES, Settings};
 use roundelay_model::clock::{parse_duration, short_duration};
 
-use super::{Target, note};
+use super::{Target, elsewhere, here, note};
 use crate::table::{Column, Table};
 use crate::{grouped, screen};
 
@@ -100,15 +99,4 @@ impl Shards {
         out!("CPU is of a cycle; elsewhere is all else on this machine, the broker for one");
         Ok(())
     }
-}
-
-/// The cost of a cycle in this process.
-fn here(figures: &Figures) -> String {
-    let threads = figures.cpu_us.iter().filter(|(name, _)| *name != "elsewhere");
-    format!("{:.0} µs", threads.map(|(_, micros)| micros).sum::<f64>())
-}
-
-/// The cost of a cycle outside this process; nothing if the system does not report it.
-fn elsewhere(figures: &Figures) -> String {
-    figures.cpu_us.get("elsewhere").map_or_else(String::new, |micros| format!("{micros:.0} µs"))
 }

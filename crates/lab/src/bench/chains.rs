@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use roundelay_broker::Way;
 use roundelay_config::Config;
 use roundelay_engine::StartError;
+use roundelay_engine::enroll::Entity;
 use roundelay_engine::life::Probe;
 use roundelay_ledger::Traffic;
 use roundelay_model::clock::{Time, short_duration};
@@ -18,7 +19,7 @@ use serde::Serialize;
 use tokio::time::{Instant, sleep};
 
 use super::gauge::{Machine, cpu_of_threads, cpu_seconds};
-use super::ground::{self, Ground};
+use super::ground::{self, ASLEEP, Ground};
 use super::raw::{Course, RawLoop};
 use super::round;
 use super::stages::{Clock, Stages};
@@ -50,8 +51,72 @@ pub struct Settings {
     pub concurrency: u16,
     /// How messages sleep: `auto`, `native` or `ladder`. The raw loop's sleep like the engine's.
     pub delays: String,
+    /// What the chains are like, and what is in the ledger beside them.
+    pub load: Load,
     /// The number of allocations of this process so far; only a program with a counting allocator knows it.
     pub allocations: Option<fn() -> u64>,
+}
+
+/// What the chains are like, and what is in the ledger beside them. The raw loop's messages are the same whatever this
+/// says: payloads and owners are in the ledger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Chains that sleep for the whole measurement.
+    pub asleep: usize,
+    /// The size of each chain's payload in bytes; at least that of an empty JSON object.
+    pub payload: usize,
+    /// How many owners the chains belong to; with 0 they have none.
+    pub owners: usize,
+    /// How many kinds the chains are of, at least one. All kinds share the queue.
+    pub kinds: usize,
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Self { asleep: 0, payload: 0, owners: 0, kinds: 1 }
+    }
+}
+
+impl Load {
+    /// The names of the kinds.
+    fn kinds(&self) -> Vec<String> {
+        let further = (1..self.kinds).map(|n| format!("{KIND}-{n}"));
+        std::iter::once(KIND.to_owned()).chain(further).collect()
+    }
+
+    fn entity(&self, key: String, n: usize) -> Entity {
+        let empty = "{\"pad\":\"\"}".len();
+        let payload = match self.payload.checked_sub(empty) {
+            Some(pad) => format!("{{\"pad\":\"{}\"}}", "x".repeat(pad)),
+            None => "{}".to_owned(),
+        };
+        let mut entity = Entity::new(key, QUEUE, payload);
+        entity.owner = n.checked_rem(self.owners).map(|owner| format!("owner-{owner}"));
+        entity
+    }
+
+    /// Begins the chains that sleep, and then `chains` others.
+    async fn begin(&self, ground: &Ground, chains: usize, note: impl Fn(&str)) -> Result<(), StartError> {
+        let (run, kinds) = (ground.first().entropy.token(), self.kinds());
+        let wakes = ground.first().ledger.calendar().wall(ground.first().ledger.now()) + ASLEEP;
+        for (sleep, count) in [(true, self.asleep), (false, chains)] {
+            for (nth, kind) in kinds.iter().enumerate() {
+                let entity = |n| {
+                    let mut entity = self.entity(format!("{run}-{sleep}-{n}"), n);
+                    entity.first_due = sleep.then_some(wakes);
+                    entity
+                };
+                let told = |begun: usize| {
+                    if sleep && begun.is_multiple_of(100_000) {
+                        note(&format!("{begun} chains sleep"));
+                    }
+                };
+                let these = (nth..count).step_by(kinds.len()).map(entity);
+                ground.enroll_these(kind, None, these, told).await?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The figures of engine or raw loop.
@@ -172,10 +237,15 @@ impl Side {
 
     /// Measures for `length`; answers the cycles per second in that time.
     pub(super) async fn measure(&mut self, length: Duration) -> f64 {
+        self.measure_until(sleep(length)).await.0
+    }
+
+    /// Measures until `end`; answers the cycles per second in that time, and what `end` answers.
+    pub(super) async fn measure_until<T>(&mut self, end: impl Future<Output = T>) -> (f64, T) {
         self.meter.take();
         let (cpu, threads, machine, start) = (cpu_seconds(), cpu_of_threads(), Machine::now(), Instant::now());
         let allocations = self.count.map_or(0, |count| count());
-        sleep(length).await;
+        let ended = end.await;
         self.allocations += self.count.map_or(0, |count| count()) - allocations;
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), cpu_seconds() - cpu);
         for (name, spent) in cpu_of_threads() {
@@ -189,7 +259,7 @@ impl Side {
         let late = self.meter.take();
         // Both histograms have the same bounds, so nothing is out of range.
         let _ = self.late.add(&late);
-        late.len() as f64 / seconds.max(0.001)
+        (late.len() as f64 / seconds.max(0.001), ended)
     }
 
     /// The figures of all measurements.
@@ -238,7 +308,7 @@ async fn compare(settings: &Settings, chains: usize, note: impl Fn(&str)) -> Res
     let length = settings.length / turns;
     for turn in 1..=turns {
         note(&format!("turn {turn} of {turns}: the engine, {}", short_duration(length)));
-        let (ours, asked, native) = run_engine(settings, chains, &mut engine, length, None).await?;
+        let (ours, asked, native) = run_engine(settings, chains, &mut engine, length, None, &note).await?;
         traffic = Traffic { writes: traffic.writes + asked.writes, ..traffic };
         note(&format!("turn {turn} of {turns}: the raw loop, {}", short_duration(length)));
         let raw_loop = RawLoop::start(&Course { native, ..course(settings) }, chains, raw.meter.clone()).await?;
@@ -249,7 +319,7 @@ async fn compare(settings: &Settings, chains: usize, note: impl Fn(&str)) -> Res
     }
     note(&format!("where the time goes, {}", short_duration(length)));
     let (mut clocked, clock) = (Side::new(settings.allocations), Clock::default());
-    run_engine(settings, chains, &mut clocked, length, Some(&clock)).await?;
+    run_engine(settings, chains, &mut clocked, length, Some(&clock), &note).await?;
     let (engine_late, cycles, seconds) = (clocked.late.mean() / 1_000.0, engine.late.len(), engine.seconds);
     let (engine, raw) = (engine.figures(), raw.figures());
     Ok(Comparison {
@@ -283,12 +353,13 @@ fn course(settings: &Settings) -> Course {
 }
 
 fn config(settings: &Settings) -> Result<Config, StartError> {
-    let Settings { broker, ledger, concurrency, delays, .. } = settings;
-    let rest = format!(
-        "broker.delays = \"{delays}\"\n[queues.{QUEUE}]\nconcurrency = {concurrency}\nprefetch = {concurrency}\n\
-         [kinds.{KIND}]\nqueue = \"{QUEUE}\"\nevery = \"{}\"\n",
-        short_duration(settings.delay)
+    let Settings { broker, ledger, concurrency, delays, load, .. } = settings;
+    let mut rest = format!(
+        "broker.delays = \"{delays}\"\n[queues.{QUEUE}]\nconcurrency = {concurrency}\nprefetch = {concurrency}\n"
     );
+    for kind in load.kinds() {
+        rest += &format!("[kinds.{kind}]\nqueue = \"{QUEUE}\"\nevery = \"{}\"\n", short_duration(settings.delay));
+    }
     ground::config(broker, ledger, &rest)
 }
 
@@ -299,11 +370,12 @@ async fn run_engine(
     side: &mut Side,
     length: Duration,
     clock: Option<&Clock>,
+    note: impl Fn(&str),
 ) -> Result<(f64, Traffic, bool), StartError> {
     let ground = Ground::open(config(settings)?, settings.workers).await?;
     let (meter, probe) = (side.meter.clone(), clock.map(|clock| Arc::new(clock.clone()) as Arc<dyn Probe>));
     let workers = ground.start(false, probe, move |job: &Job| meter.cycle(job.nominal)).await?;
-    ground.enroll(chains, None, |_| {}).await?;
+    settings.load.begin(&ground, chains, note).await?;
     sleep(settle(settings.delay)).await;
     clock.inspect(|clock| clock.reset());
     let before = ground.traffic();

@@ -22,6 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::chains::{KIND, QUEUE};
 
+/// Chains that are to sleep for a whole measurement are due after this time.
+pub(super) const ASLEEP: Duration = Duration::from_secs(20 * 86_400);
 /// How many entities are enrolled in one transaction.
 const BATCH: usize = 1_000;
 
@@ -78,9 +80,22 @@ impl Ground {
         let (topology, ground) = (config.topology(), Self { config, workers });
         ground.first().broker.remove(&topology).await?;
         delays::declare(&ground.config, ground.first()).await?;
-        let earlier = ChainFilter { kind: Some(KIND.into()), key: None, ..ChainFilter::default() };
-        ground.first().ledger.order_chains(earlier, ChainOrder::Retire).await?;
+        ground.end_chains().await?;
         Ok(ground)
+    }
+
+    /// Ends all chains of the configuration's kinds.
+    async fn end_chains(&self) -> Result<(), StartError> {
+        for kind in self.config.kinds.keys() {
+            let ours = ChainFilter { kind: Some(kind.clone()), key: None, ..ChainFilter::default() };
+            self.first().ledger.order_chains(ours, ChainOrder::Retire).await?;
+        }
+        Ok(())
+    }
+
+    /// The configuration of all workers.
+    pub(super) fn config(&self) -> &Config {
+        &self.config
     }
 
     /// The connections of the first worker.
@@ -100,19 +115,32 @@ impl Ground {
         &self,
         chains: usize,
         window: Option<Duration>,
-        mut note: impl FnMut(usize),
+        note: impl FnMut(usize),
     ) -> Result<(), StartError> {
-        let mut enroller = Enroller::new(&self.config, self.first().clone(), KIND, window, true)?;
         let run = self.first().entropy.token();
         let queues: Vec<&String> = self.config.queues.keys().collect();
-        for first in (0..chains).step_by(BATCH) {
-            let numbers = first..(first + BATCH).min(chains);
-            let entity = |n| Entity::new(format!("{run}-{n}"), queues[n % queues.len()], "{}");
-            let tally = enroller.enroll(numbers.map(entity).collect()).await?;
+        let entity = |n: usize| Entity::new(format!("{run}-{n}"), queues[n % queues.len()], "{}");
+        self.enroll_these(KIND, window, (0..chains).map(entity), note).await
+    }
+
+    /// Begins chains of this kind. `note` is told how many have begun.
+    pub(super) async fn enroll_these(
+        &self,
+        kind: &str,
+        window: Option<Duration>,
+        entities: impl Iterator<Item = Entity>,
+        mut note: impl FnMut(usize),
+    ) -> Result<(), StartError> {
+        let mut enroller = Enroller::new(&self.config, self.first().clone(), kind, window, true)?;
+        let (mut entities, mut begun) = (entities.peekable(), 0);
+        while entities.peek().is_some() {
+            let batch: Vec<Entity> = entities.by_ref().take(BATCH).collect();
+            begun += batch.len();
+            let tally = enroller.enroll(batch).await?;
             if tally.unsent > 0 {
                 return Err(StartError::Setup(format!("{} first messages could not be sent", tally.unsent)));
             }
-            note((first + BATCH).min(chains));
+            note(begun);
         }
         Ok(())
     }
@@ -160,12 +188,14 @@ impl Ground {
     ) -> Result<Workers, StartError> {
         let mut workers = Workers { stop: CancellationToken::new(), telemetries: Vec::new(), engines: Vec::new() };
         for connections in &self.workers {
-            let started = started.clone();
-            let engine = prepare(Engine::new(self.config.clone()).connections(connections.clone()));
-            let engine = engine.handler(KIND, move |job: Job, _: Context| {
-                started(&job);
-                async { Outcome::Done }
-            });
+            let mut engine = prepare(Engine::new(self.config.clone()).connections(connections.clone()));
+            for kind in self.config.kinds.keys() {
+                let started = started.clone();
+                engine = engine.handler(kind, move |job: Job, _: Context| {
+                    started(&job);
+                    async { Outcome::Done }
+                });
+            }
             workers.telemetries.push(engine.telemetry());
             let ready = engine.ready();
             let mut engine = tokio::spawn(engine.run(workers.stop.clone()));
@@ -195,8 +225,7 @@ impl Ground {
     /// Ends the chains, so that a later worker on this ledger does not run them, and cleans up on the broker, with
     /// connections of its own.
     pub(super) async fn clear(self) -> Result<(), StartError> {
-        let ours = ChainFilter { kind: Some(KIND.into()), key: None, ..ChainFilter::default() };
-        self.first().ledger.order_chains(ours, ChainOrder::Retire).await?;
+        self.end_chains().await?;
         if !matches!(self.config.broker.url, BrokerUrl::Embedded) {
             let connections = Connections::open(&self.config).await?;
             connections.broker.remove(&self.config.topology()).await?;

@@ -1,6 +1,7 @@
 //! Benchmarks.
 //!
 //! - [`chains`] and `raw`: cycles per second, and lateness; [`stages`]: the stages of a cycle.
+//! - [`growth`]: the same with more of one thing. [`compare`]: the work that other schedulers publish figures for.
 //! - [`shards`]: the same on one platform queue and on several, on one rung and on several.
 //! - [`throttles`], judged by `windows`: how much of a throttle is used, and whether ever too much.
 //! - [`keys`]: a throttle with very many keys.
@@ -10,9 +11,11 @@
 //! - `ground` and `gauge`: the resources of a benchmark, and the resource use of this process.
 
 pub mod chains;
+pub mod compare;
 pub mod flat;
 mod gauge;
 mod ground;
+pub mod growth;
 pub mod keys;
 pub mod ladder;
 pub mod parked;

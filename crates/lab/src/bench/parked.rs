@@ -16,11 +16,8 @@ use tokio::time::{Instant, sleep};
 
 use super::chains::{KIND, QUEUE};
 use super::gauge::{cpu_seconds, disk_usage, mib, resident};
-use super::ground::{self, Ground};
+use super::ground::{self, ASLEEP, Ground};
 use super::round;
-
-/// When all chains are due.
-const ASLEEP: Duration = Duration::from_secs(20 * 86_400);
 
 /// The settings of the measurement.
 #[derive(Clone, Debug)]

@@ -186,8 +186,9 @@ fn config(settings: &Settings, queues: usize, jitter: Duration) -> Result<Config
     let Settings { broker, ledger, concurrency, .. } = settings;
     let room = (usize::from(*concurrency) / queues).max(1);
     let name = |n: usize| if n == 0 { QUEUE.to_owned() } else { format!("{QUEUE}-{n}") };
-    let mut rest: String =
-        (0..queues).map(|n| format!("[queues.{}]\nconcurrency = {room}\nprefetch = {room}\n", name(n))).collect();
+    // Natively there are no rungs to compare.
+    let mut rest = "broker.delays = \"ladder\"\n".to_owned();
+    rest.extend((0..queues).map(|n| format!("[queues.{}]\nconcurrency = {room}\nprefetch = {room}\n", name(n))));
     rest += &format!("[kinds.{KIND}]\nqueue = \"{QUEUE}\"\nevery = \"{}\"\n", short_duration(settings.delay));
     if !jitter.is_zero() {
         rest += &format!("jitter = \"{}\"\n", short_duration(jitter));
