@@ -57,6 +57,7 @@ mod jobs;
 #[path = "postgres/left_out.rs"]
 #[allow(dead_code, reason = "only what refuses is tested")]
 mod left_out;
+mod linger;
 mod look;
 mod mark;
 mod orders;

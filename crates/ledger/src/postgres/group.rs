@@ -20,16 +20,31 @@ use crate::decide::{Held, Page, Wanted};
 /// Locks chains, always in the order of their epochs, so that two transactions never wait for each
 /// other. The locked table stands alone: from a join, a row that another transaction has changed
 /// while this one waited for it can be missing.
-const LOCK: &str = "
-    SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, nominal, holder, sent, once, fence, watch_at,
-           looks, expected, started_tick, last_start, last_finish, batch_total, batch_open, batch_failed, owner, schedule,
-           CASE WHEN $2::bool OR epoch = ANY ($3::int8[]) THEN payload ELSE '' END,
-           CASE WHEN $2::bool OR epoch = ANY ($3::int8[]) THEN carry END, depth, priority, manual, beside
-    FROM chains
-    WHERE epoch = ANY ($1::int8[] || ARRAY(
-        SELECT named.epoch FROM unnest($4::text[], $5::text[]) AS n (kind, key)
-        JOIN chains named ON named.kind = n.kind AND named.key = n.key AND named.parent = 0))
-    ORDER BY epoch FOR UPDATE";
+macro_rules! lock {
+    ($with_payload:literal, $which:literal) => {
+        concat!(
+            "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, nominal, holder, sent, once, fence,
+                    watch_at, looks, expected, started_tick, last_start, last_finish, batch_total, batch_open,
+                    batch_failed, owner, schedule, CASE WHEN ",
+            $with_payload,
+            " THEN payload ELSE '' END, CASE WHEN ",
+            $with_payload,
+            " THEN carry END, depth, priority, manual, beside
+             FROM chains WHERE epoch = ANY (",
+            $which,
+            ") ORDER BY epoch FOR UPDATE"
+        )
+    };
+}
+/// Chains by their epochs, some with their payloads.
+const LOCK: &str = lock!("epoch = ANY ($2::int8[])", "$1::int8[]");
+/// The same, and chains by their names, all with their payloads.
+const LOCK_NAMED: &str = lock!(
+    "true",
+    "$1::int8[] || ARRAY(
+         SELECT named.epoch FROM unnest($2::text[], $3::text[]) AS n (kind, key)
+         JOIN chains named ON named.kind = n.kind AND named.key = n.key AND named.parent = 0)"
+);
 /// The time, the transaction, numbers from the sequences, the sessions that go on, and the format's version. Asked after all locks are held:
 /// so a chain's fences rise, and no lease is judged by the time before the wait for a lock. A statement that waits for
 /// a row gets the row as it is then, and everything else as it was before: by the sessions from before the wait, the
@@ -150,7 +165,7 @@ pub(super) async fn transact(
     let mut wanted = Wanted::default();
     verbs.wants(&mut wanted);
     let numbers = session.statement(NUMBERS).await?;
-    session.statement(LOCK).await?;
+    session.statement(lock_statement(&wanted)).await?;
     let (fences, epochs) = (wanted.fences, wanted.new_epochs);
     let parameters: [&(dyn ToSql + Sync); 2] = [&fences, &epochs];
     let ask = || session.client.query_one(&numbers, &parameters);
@@ -205,12 +220,20 @@ fn still_ours(version: &str) -> Result<(), Failed> {
     )))
 }
 
+/// The statement that locks what is wanted: most groups want no chain by its name.
+fn lock_statement(wanted: &Wanted) -> &'static str {
+    if wanted.names.is_empty() { LOCK } else { LOCK_NAMED }
+}
+
 async fn lock(session: &Session, wanted: &Wanted) -> Result<Vec<Row>, Error> {
-    let statement = session.statement(LOCK).await?;
+    let statement = session.statement(lock_statement(wanted)).await?;
     let epochs: Vec<i64> = wanted.epochs.iter().map(|(epoch, _)| epoch.get()).collect();
+    if !wanted.names.is_empty() {
+        let (kinds, keys): (Vec<&str>, Vec<&str>) = wanted.names.iter().map(|(kind, key)| (&**kind, &**key)).unzip();
+        return session.client.query(&statement, &[&epochs, &kinds, &keys]).await;
+    }
     let payloads: Vec<i64> = wanted.epochs.iter().filter(|(_, with)| **with).map(|(epoch, _)| epoch.get()).collect();
-    let (kinds, keys): (Vec<&str>, Vec<&str>) = wanted.names.iter().map(|(kind, key)| (&**kind, &**key)).unzip();
-    session.client.query(&statement, &[&epochs, &!kinds.is_empty(), &payloads, &kinds, &keys]).await
+    session.client.query(&statement, &[&epochs, &payloads]).await
 }
 
 fn held(row: &Row) -> Result<Held, Error> {

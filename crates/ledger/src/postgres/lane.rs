@@ -1,9 +1,10 @@
 //! Lanes: each a connection on which verbs are written in groups.
 //!
 //! All verbs that have come while a lane's last transaction was on its way become its next one, so that under load
-//! hundreds of verbs share two round trips and one flush to disk, and a single verb waits for no other. A chain's verbs
-//! always take the same lane, so within this worker they keep their order and never wait for each other's locks. Notes,
-//! which have no waiting caller, are written with the lane's next group.
+//! hundreds of verbs share two round trips and one flush to disk, and a single verb waits for no other; where many come a
+//! group waits a moment for more (`linger`). All verbs of single chains take one lane, so within this worker they keep
+//! their order and never wait for each other's locks. A second lane brought nothing: half as many verbs in each group,
+//! and as long a wait. Notes, which have no waiting caller, are written with the lane's next group.
 //!
 //! An answer is given only once the commit that covers it is known. When the connection is lost
 //! while a commit is on its way, the server is asked afterwards what became of it.
@@ -23,6 +24,7 @@ use super::group::{self, Committing, Decisions, Failed, Manner, transact};
 use crate::chain::Sent;
 use crate::decide::{Decide, MarkSent, Page, Wanted};
 use crate::error::LedgerError;
+use crate::linger::{LOOK, Lateness, linger};
 use crate::traffic::Counters;
 
 /// The most verbs that share one transaction: a bound for how long the first of them waits.
@@ -115,6 +117,7 @@ impl Lane {
         address: &Address,
         clock: Arc<Followed>,
         counters: Arc<Counters>,
+        late: Lateness,
     ) -> Result<Self, LedgerError> {
         let session = prepared(address).await?;
         let (sender, receiver) = mpsc::channel(QUEUE);
@@ -124,6 +127,7 @@ impl Lane {
             clock,
             counters,
             notes: notes.clone(),
+            late,
             session: Some(session),
             backoff: ExponentialBackoff::new(FIRST_PAUSE, LAST_PAUSE),
             not_before: Instant::now(),
@@ -235,6 +239,7 @@ struct Running {
     clock: Arc<Followed>,
     counters: Arc<Counters>,
     notes: Notes,
+    late: Lateness,
     session: Option<Session>,
     /// Before the attempt to connect after the next.
     backoff: ExponentialBackoff,
@@ -245,7 +250,20 @@ struct Running {
 impl Running {
     async fn run(mut self, mut receiver: mpsc::Receiver<Box<dyn Waiting>>) {
         let mut verbs = Vec::with_capacity(MAX_VERBS_PER_GROUP);
+        let (mut ended, mut last) = (Instant::now(), 0);
         while receiver.recv_many(&mut verbs, MAX_VERBS_PER_GROUP).await > 0 {
+            let mut waiting = 0;
+            while verbs.len() > waiting {
+                // The runtime's timers are no finer.
+                if linger(last, verbs.len(), self.late.get()).saturating_sub(ended.elapsed()) < LOOK {
+                    break;
+                }
+                sleep(LOOK).await;
+                waiting = verbs.len();
+                let room = MAX_VERBS_PER_GROUP.saturating_sub(waiting);
+                verbs.extend(std::iter::from_fn(|| receiver.try_recv().ok()).take(room));
+            }
+            last = verbs.len();
             let notes = std::mem::take(&mut *self.notes.lock());
             let group = Group::new(notes, std::mem::take(&mut verbs));
             if group.notes.sent.is_empty() && !group.verbs.iter().any(|verb| verb.is_waited_for()) {
@@ -257,6 +275,7 @@ impl Running {
                     verb.answer(Err(error.clone()));
                 }
             }
+            ended = Instant::now();
         }
     }
 

@@ -42,16 +42,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::future::try_join;
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Clock, Entropy, Followed, Seen};
-use roundelay_model::ids::Epoch;
 use roundelay_model::secret::Secret;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use super::Ledger;
 use crate::error::LedgerError;
+use crate::linger::Lateness;
 use crate::mark::Marks;
 use crate::traffic::Counters;
 use connect::{Address, Use, words};
@@ -61,8 +61,6 @@ use reader::Reader;
 use slots::Desk;
 use standby::KeptTime;
 
-/// Lanes for the verbs of single chains. While one waits for its commit, the other works.
-const LANES: usize = 2;
 /// The most connections for verbs that may take longer than a group, one for each: a program may end very many
 /// chains at once, by a message or a request for each.
 const OWN_CONNECTIONS: usize = 4;
@@ -124,10 +122,11 @@ pub struct PostgresLedger {
     /// When the time was last noted, in milliseconds.
     noted: AtomicI64,
     address: Address,
-    /// A chain's verbs always take the same.
-    chains: Vec<Lane>,
+    /// For the verbs of single chains.
+    chains: Lane,
     /// For verbs about many chains, or none, which would hold up the others.
     rest: Lane,
+    late: Lateness,
     reader: Reader,
     /// For what workers need to know of each other: a long query would keep it waiting.
     pulse: Reader,
@@ -154,15 +153,15 @@ impl PostgresLedger {
             .map_err(|_| address.failed("it does not answer"))??;
         let clock = Arc::new(Followed::new(seen, calendar));
         let counters = Arc::<Counters>::default();
-        let lane = || Lane::open(&address, clock.clone(), counters.clone());
-        let chains = try_join_all((0..LANES).map(|_| lane())).await?;
-        let rest = lane().await?;
+        let late = Lateness::default();
+        let lane = || Lane::open(&address, clock.clone(), counters.clone(), late.clone());
+        let (chains, rest) = try_join(lane(), lane()).await?;
         let reader = Reader::open(&address, counters.clone()).await?;
         let pulse = reader.again();
         let desk = Desk::new(&address, clock.clone(), counters.clone());
         let (marks, own) = (Marks::shared(format!("roundelay-{id}-"), entropy), Semaphore::new(OWN_CONNECTIONS));
         let noted = AtomicI64::default();
-        Ok(Self { id, clock, noted, address, chains, rest, reader, pulse, marks, desk, own, counters })
+        Ok(Self { id, clock, noted, address, chains, rest, late, reader, pulse, marks, desk, own, counters })
     }
 
     /// Opens the ledger only to look at it: nothing is created, written or brought up to date, and every verb that
@@ -193,11 +192,12 @@ impl PostgresLedger {
         let counters = Arc::<Counters>::default();
         let reader = Reader::open(&address, counters.clone()).await?;
         let desk = Desk::new(&address, clock.clone(), counters.clone());
-        let (rest, own) = (Lane::closed(), Semaphore::new(OWN_CONNECTIONS));
+        let (chains, rest, own) = (Lane::closed(), Lane::closed(), Semaphore::new(OWN_CONNECTIONS));
+        let late = Lateness::default();
         let pulse = reader.again();
         let marks = Marks::new(None, String::new(), &Entropy::seeded(0));
         let noted = AtomicI64::default();
-        Ok(Self { id, clock, noted, address, chains: Vec::new(), rest, reader, pulse, marks, desk, own, counters })
+        Ok(Self { id, clock, noted, address, chains, rest, late, reader, pulse, marks, desk, own, counters })
     }
 
     /// The clock that follows the server's.
@@ -208,12 +208,6 @@ impl PostgresLedger {
     /// Waits for a permit to open a connection for one verb.
     async fn own(&self) -> Result<SemaphorePermit<'_>, LedgerError> {
         self.own.acquire().await.map_err(|_| LedgerError::Closed)
-    }
-
-    fn lane(&self, epoch: Epoch) -> &Lane {
-        let lanes = i64::try_from(self.chains.len()).unwrap_or(1).max(1);
-        // Epochs come one after the other, so the lanes get equally many.
-        usize::try_from(epoch.get().rem_euclid(lanes)).ok().and_then(|at| self.chains.get(at)).unwrap_or(&self.rest)
     }
 }
 

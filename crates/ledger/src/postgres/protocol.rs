@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::try_join_all;
 
 use super::PostgresLedger;
 use crate::chain::Sent;
@@ -25,18 +24,19 @@ impl Protocol for PostgresLedger {
     }
 
     async fn claim(&self, request: ClaimRequest) -> Result<Claim, LedgerError> {
-        self.lane(request.hint.epoch).write(request).await
+        self.late.of_claim(self.clock.now().since(request.hint.due));
+        self.chains.write(request).await
     }
 
     async fn finish(&self, request: FinishRequest) -> Result<Finish, LedgerError> {
-        self.lane(request.epoch).write(request).await
+        self.chains.write(request).await
     }
 
     fn mark_sent(&self, sent: Sent) {
-        self.lane(sent.epoch).note(sent);
+        self.chains.note(sent);
     }
 
     async fn flush(&self) -> Result<(), LedgerError> {
-        try_join_all(self.chains.iter().map(|lane| lane.write(Flush))).await.map(drop)
+        self.chains.write(Flush).await
     }
 }

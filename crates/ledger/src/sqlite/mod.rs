@@ -40,11 +40,12 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, OpenFlags};
 
 use crate::error::LedgerError;
+use crate::linger::Lateness;
 use crate::mark::Marks;
 use crate::traffic::Counters;
 use crate::url::LedgerUrl;
 use store::Store;
-use writer::{Lateness, Writer};
+use writer::Writer;
 
 /// How long a statement waits for another process to release the write lock.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -6,7 +6,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -19,18 +18,10 @@ use super::page::LastNumbers;
 use super::schema;
 use super::store::Store;
 use crate::error::LedgerError;
+use crate::linger::{LOOK, Lateness, linger};
 
 /// The most verbs that share one commit: a bound for how long the first of them waits.
 const MAX_WRITES_PER_COMMIT: usize = 512;
-/// For each verb of the last commit the next begins this much later, and no more than that.
-const LINGER: Duration = Duration::from_micros(100);
-const MAX_LINGER: Duration = Duration::from_millis(2);
-/// Where ticks are late, `MAX_LINGER` grows to a twentieth of the lateness, up to this many times itself.
-const MAX_LINGER_FACTOR: u32 = 4;
-/// A writer that waits for more verbs goes on when none has come for this long.
-const LOOK: Duration = Duration::from_millis(1);
-/// A group of this many verbs waits for no more; where ticks are late, of twice as many.
-const ENOUGH: usize = 64;
 /// The most verbs that may wait; further callers are held up until there is room.
 const QUEUE: usize = 8_192;
 
@@ -80,21 +71,6 @@ impl WriteOp for Nothing {
 
 /// Verbs without a waiting caller.
 type Notes = Arc<Mutex<Vec<Box<dyn WriteOp>>>>;
-
-/// How late the tick was that was claimed last, in milliseconds.
-#[derive(Clone, Default)]
-pub struct Lateness(Arc<AtomicU64>);
-
-impl Lateness {
-    /// A tick is claimed so long after it was due.
-    pub fn of_claim(&self, late: Duration) {
-        self.0.store(u64::try_from(late.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
-    }
-
-    fn get(&self) -> Duration {
-        Duration::from_millis(self.0.load(Ordering::Relaxed))
-    }
-}
 
 /// Where verbs are written.
 pub enum Writer {
@@ -245,21 +221,6 @@ fn write_groups(mut store: Store, mut receiver: mpsc::Receiver<Box<dyn WriteOp>>
     }
 }
 
-/// How long after the last commit the next begins, when so many verbs were in that one, and so many wait by now (pure).
-/// The busier the ledger is, the longer it is worth to wait for more verbs: most of the cost of a commit does not
-/// depend on how many share it. A single verb waits for no other, and where enough verbs have come no more are waited
-/// for. Where ticks are `late` anyway there is more work than can be done, and a low cost for each counts: then the
-/// wait may be a twentieth of that lateness, within bounds.
-fn linger(last: usize, waiting: usize, late: Duration) -> Duration {
-    let patience = u32::try_from((late / 20).as_millis() / MAX_LINGER.as_millis()).unwrap_or(u32::MAX);
-    let patience = patience.clamp(1, MAX_LINGER_FACTOR);
-    // No more than that: all jobs that a worker runs may wait already, and then no more verbs come.
-    if waiting >= ENOUGH * patience.min(2) as usize || last <= 1 {
-        return Duration::ZERO;
-    }
-    (LINGER * u32::try_from(last).unwrap_or(u32::MAX)).min(MAX_LINGER * patience)
-}
-
 fn in_transaction<T>(
     store: &mut Store,
     work: impl FnOnce(&mut Store) -> rusqlite::Result<T>,
@@ -293,29 +254,5 @@ fn in_transaction<T>(
     match catch_unwind(AssertUnwindSafe(|| run(store))) {
         Ok(done) => done.map_err(|error: rusqlite::Error| disk::failed(&store.connection, &error)),
         Err(_) => Err(LedgerError::Statement("a verb panicked; this is a bug in the engine".into())),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_single_verb_waits_for_no_other_and_many_wait_for_more() {
-        let in_time = [(0, 1, 0), (1, 1, 0), (1, 63, 0), (2, 1, 200), (15, 3, 1_500), (20, 1, 2_000), (500, 63, 2_000)];
-        let (little, much) = (Duration::from_millis(79), Duration::from_secs(3));
-        for (last, waiting, micros) in in_time {
-            for late in [Duration::ZERO, little] {
-                assert_eq!(linger(last, waiting, late), Duration::from_micros(micros), "{last} before, {waiting} now");
-            }
-        }
-        assert_eq!(linger(500, ENOUGH, little), Duration::ZERO);
-        // Late by 120 ms: three times as long, and for twice as many.
-        assert_eq!(linger(500, 127, Duration::from_millis(120)), Duration::from_millis(6));
-        assert_eq!(linger(500, 128, Duration::from_millis(120)), Duration::ZERO);
-        assert_eq!(linger(1, 1, much), Duration::ZERO);
-        assert_eq!(linger(30, 1, much), Duration::from_millis(3));
-        assert_eq!(linger(500, 127, much), Duration::from_millis(8));
-        assert_eq!(linger(500, 128, Duration::MAX), Duration::ZERO);
     }
 }
