@@ -25,8 +25,8 @@ const THOROUGH: Duration = Duration::from_secs(6 * 3_600);
 const LARGE_LOG: u64 = 256 << 20;
 /// A copy whose last commit is older is not followed closely: workers write once a second.
 const COPY_OLD: Duration = Duration::from_secs(10);
-/// How many connections a worker holds once it paces starts.
-const OF_A_WORKER: i64 = 5;
+/// How many connections a worker holds before it uses a throttle.
+const OF_A_WORKER: i64 = 4;
 /// A transaction that has been open for longer than this many seconds keeps too many dead rows. No statement of a ledger
 /// takes as long.
 const OLD_TRANSACTION_S: i64 = 600;
@@ -475,7 +475,7 @@ fn room(seen: &SeenServer) -> Finding {
         return Finding::unknown(Area::Ledger, what, "the server does not say", "`SHOW max_connections` tells it");
     };
     let seen = format!("{} of {whose}: {used} of {limit} are in use", left.max(0));
-    let follows = "a worker needs five, and commands up to five while they run";
+    let follows = "a worker needs four, and a fifth once it uses a throttle; commands need up to four while they run";
     let fix = "raise that limit (max_connections needs a restart of the server), or end sessions that nobody needs: `SELECT \
                * FROM pg_stat_activity`";
     match left {
