@@ -162,41 +162,77 @@ async fn workers_of_both_ways_run_the_same_chains() {
     }
 }
 
-/// What wakes goes ahead of what waits on its queue. Where chains ask for twice as much as their queue allows, something
-/// always wakes, and a job without a time would never have its turn.
+/// Chains that ask for twice as much as their queue allows: what bounds the queue, their interval in seconds, how many
+/// there are, and how long each runs.
+const ASK_TOO_MUCH: [(&str, u64, u64, u64); 4] = [
+    ("[throttles.t]\nallow = 30\nper = \"1m\"\n[queues.q]\nthrottle = \"t\"\n", 60, 60, 0),
+    ("[throttles.t]\nallow = 20\nper = \"1s\"\n[queues.q]\nthrottle = \"t\"\n", 1, 40, 0),
+    ("[queues.q]\nconcurrency = 1\nprefetch = 4\n", 60, 60, 2),
+    ("[queues.q]\nconcurrency = 1\nprefetch = 1\n", 60, 60, 2),
+];
+
+async fn asked_too_much(delays: &str, (bound, every, chains, length): (&str, u64, u64, u64)) -> World {
+    let kinds = format!("[kinds.k]\nqueue = \"q\"\nevery = \"{every}s\"\n[kinds.job]\nqueue = \"q\"\n");
+    let mut world = World::natively(&format!("broker.delays = \"{delays}\"\n{bound}{kinds}"), MONDAY);
+    world.script("k", move |_| (s(length), Outcome::Done));
+    world.script("job", |_| (s(0), Outcome::Done));
+    let due = |n: u64| MONDAY + s(10) + Duration::from_millis(n * every * 1_000 / chains);
+    world.chains((0..chains).map(|n| chain("k", &n.to_string(), "q", due(n))).collect()).await;
+    world.start_beside().await;
+    resend_all(&world.config, &world.connections).await.unwrap();
+    world
+}
+
+/// What wakes goes ahead of what waits on its queue. Where chains ask for more than the queue allows, something always
+/// wakes, and a job without a time would never have its turn.
 #[tokio::test(start_paused = true)]
 async fn a_job_without_a_time_has_its_turn_among_chains_that_ask_for_more_than_there_is() {
-    let throttled = "[throttles.t]\nallow = 30\nper = \"1m\"\n[queues.q]\nthrottle = \"t\"\n";
-    let narrow = "[queues.q]\nconcurrency = 1\nprefetch = 4\n";
-    for (bound, length) in [(throttled, s(0)), (narrow, s(2))] {
+    for case in ASK_TOO_MUCH {
+        let (bound, every, chains, _) = case;
         for delays in ["auto", "ladder"] {
-            let kinds = "[kinds.k]\nqueue = \"q\"\nevery = \"1m\"\n[kinds.job]\nqueue = \"q\"\n";
-            let mut world = World::natively(&format!("broker.delays = \"{delays}\"\n{bound}{kinds}"), MONDAY);
-            world.script("k", move |_| (length, Outcome::Done));
-            world.script("job", |_| (s(0), Outcome::Done));
-            let due = |n: u64| MONDAY + s(10) + Duration::from_millis(n * 1_000);
-            world.chains((0..60).map(|n| chain("k", &n.to_string(), "q", due(n))).collect()).await;
-            world.start_beside().await;
-            resend_all(&world.config, &world.connections).await.unwrap();
-            world.until(s(900)).await;
+            let mut world = asked_too_much(delays, case).await;
+            let published = s(10 + 15 * every);
+            world.until(published).await;
             for n in 0..5 {
                 world.publish("q", "job", &n.to_string(), json!({})).await;
             }
-            world.until(s(1_200)).await;
+            world.until(published + s(5 * every)).await;
             let (jobs, runs) = (world.seen("job"), world.seen("k"));
             assert_eq!(jobs.len(), 5, "{bound}, {delays}: {jobs:?}");
-            // A turn of all that waits takes two minutes; all who wait are served in it.
+            // A turn of all that waits takes two intervals.
             let last = jobs.iter().map(|run| run.from).max().unwrap();
-            assert!(last <= MONDAY + s(900 + 150), "{bound}, {delays}: {}", world.mmss(last));
-            // And chains have their turns in order, as before: each some two minutes after its last one.
-            let of = |key: &str| runs.iter().filter(|run| run.job.key == key).map(|run| run.from).collect::<Vec<_>>();
-            for key in 0..60 {
-                let from = of(&key.to_string());
+            assert!(last <= MONDAY + published + s(3 * every), "{bound}, {delays}: {last}");
+            // And chains have their turns in order, each some two intervals after its last one.
+            for key in 0..chains {
+                let key = key.to_string();
+                let from: Vec<_> = runs.iter().filter(|run| run.job.key == key).map(|run| run.from).collect();
                 let apart = from.windows(2).map(|two| two[1].since(two[0])).max().unwrap();
-                assert!(apart <= s(160), "{bound}, {delays}: {key} after {apart:?}");
+                assert!(apart <= s(3 * every), "{bound}, {delays}: {key} after {apart:?}");
             }
             world.stop().await;
         }
+    }
+}
+
+/// Also where messages go to the end of the queue: what comes early goes over rungs from there.
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_is_no_hot_loop_when_the_broker_lets_messages_sleep_no_more() {
+    for case in ASK_TOO_MUCH {
+        let (bound, every, chains, _) = case;
+        let mut world = asked_too_much("auto", case).await;
+        world.until(s(10 + 5 * every)).await;
+        let published = Arc::new(Mutex::new(0_u64));
+        let count = published.clone();
+        world.broker.on_publish(move |_| {
+            *count.lock() += 1;
+            PublishFault::None
+        });
+        world.broker.become_like(Profile::Rabbit4);
+        world.until(s(10 + 6 * every)).await;
+        // The successors of half of the chains, what came early once, and the rest of its delay in some hops.
+        let published = *published.lock();
+        assert!(published <= 6 * chains, "{bound}: {published} publishes in an interval of {chains} chains");
+        world.stop().await;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicI64, AtomicUsize};
 
 use parking_lot::RwLock;
 use roundelay_config::{HandlerSettings, QueueSettings};
@@ -22,7 +22,7 @@ use crate::chores::Chores;
 use crate::concurrency::ConcurrencyLimit;
 use crate::connections::Connections;
 use crate::core::Core;
-use crate::delays::Sleepers;
+use crate::delays::{self, Sleepers};
 use crate::desk::Desk;
 use crate::dispatch::Dispatch;
 use crate::error::StartError;
@@ -31,6 +31,7 @@ use crate::life::Life;
 use crate::observing::Observing;
 use crate::orders::Orders;
 use crate::outage::Outage;
+use crate::pace::Pace;
 use crate::patient::PatientLedger;
 use crate::publishing::Publishing;
 use crate::queue::QueueRun;
@@ -113,7 +114,9 @@ impl Engine {
                     .and_then(|name| Some((throttles.get(name)?, self.telemetry.throttle(name)))),
                 figures: self.telemetry.queue(name),
                 handed_out: Arc::default(),
-                waited: AtomicU64::new(0),
+                unsettled: AtomicUsize::new(0),
+                sent_behind: AtomicI64::new(0),
+                behind: Pace::new(delays::BEHIND),
                 frontier: AtomicI64::new(i64::MIN),
                 balances: balances.clone(),
             };
@@ -141,7 +144,9 @@ impl Engine {
                 throttle: None,
                 figures: self.telemetry.queue(&name),
                 handed_out: Arc::default(),
-                waited: AtomicU64::new(0),
+                unsettled: AtomicUsize::new(0),
+                sent_behind: AtomicI64::new(0),
+                behind: Pace::new(delays::BEHIND),
                 frontier: AtomicI64::new(i64::MIN),
                 balances: Arc::default(),
             };

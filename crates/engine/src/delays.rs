@@ -9,6 +9,7 @@
 //! come at once. The first message that comes early ends the native way: that message goes back over rungs, and so do
 //! all that follow. So no message goes in circles. The native way is tried again after ten minutes.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -41,8 +42,8 @@ const AFTER_EARLY: Duration = Duration::from_secs(600);
 const PROBE_WITHIN: Duration = Duration::from_secs(20);
 /// How often it is looked whether the worker that probes has done so.
 const WAIT: Duration = Duration::from_millis(50);
-/// Where jobs wait for places and slots for so long, what wakes goes to the end of its queue.
-const WAITS: Duration = Duration::from_secs(1);
+/// So many messages a second go to the end of a queue at most, for each worker.
+pub(crate) const BEHIND: NonZeroU32 = NonZeroU32::new(200).expect("a rate");
 /// What a program that only publishes has read of the ledger holds so long.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 
@@ -210,25 +211,36 @@ impl Publishing {
 }
 
 impl Publishing {
-    /// Sends a message that has woken to the end of its queue, where jobs wait for places and slots; `None` if its turn
-    /// is now.
+    /// Sends a message that has woken to the end of its queue, where more may wait; `None` if its turn is now.
     ///
-    /// What wakes goes ahead of what waits on its queue. Where chains ask for more than the queue allows, there is always
-    /// something that has woken, and a job that was published without a time would never have its turn. From the end of
-    /// the queue all come in the order in which they came, as from rungs. This costs a publish for each tick, which a
-    /// queue that waits for slots and not for the machine can afford.
+    /// What wakes goes ahead of what waits on its queue. Where chains ask for more than the queue allows, each place and
+    /// slot that becomes free is taken by something that has just woken, and what is behind would never have its turn:
+    /// a job that was published without a time, a chain that catch-up has sent again. So while as many messages are
+    /// here as the broker gives at once, what wakes goes to the end of the queue, where all come in the order in which
+    /// they came, as from rungs. Of a queue so busy that this would cost much, no more than [`BEHIND`] a second do; then
+    /// what is behind gets as many of its turns.
     pub(crate) async fn to_the_end(&self, queue: &QueueRun, delivery: &Delivery) -> Option<Settlement> {
-        if delivery.asleep_until.is_none() || queue.waits() < WAITS || delivery.unreadable.is_some() {
+        let (until, now) = (delivery.asleep_until?, self.ledger.now());
+        let Some(Way::Native { ahead }) = self.dispatch.broker.sleeping().way() else { return None };
+        // What comes early shows that the broker lets messages sleep no more. What comes again keeps its turn, and is
+        // known by that it does.
+        let early = until.as_millis() - now.as_millis() - ahead > IN_PROCESS.as_millis() as i64;
+        if early || delivery.redelivered || delivery.unreadable.is_some() || !delivery.is_alive() {
+            return None;
+        }
+        let broker = &self.dispatch.broker;
+        if !queue.is_full() || broker.unavailable().is_some() || self.outage.lasts() || !queue.behind.passes() {
             return None;
         }
         // The body stays as it is; only the order to sleep goes.
         let id = delivery.id.as_deref().map_or_else(|| self.entropy.token(), Into::into);
         let (body, trace) = (delivery.body.clone(), delivery.trace.clone());
         let message = Message { to: Destination::Queue(queue.source.clone()), id, body, trace };
-        if let Err(error) = self.dispatch.broker.publish(message).await {
+        if let Err(error) = broker.publish(message).await {
             tracing::debug!(queue = queue.source, %error, "a message that has woken stays ahead of its queue");
             return None;
         }
+        queue.sent_to_the_end(now);
         self.telemetry.count(Count::GaveWay);
         self.life.reached(Point::PutOff).await;
         Some(Settlement::Ack)

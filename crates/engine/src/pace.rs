@@ -1,6 +1,6 @@
-//! The pace of what is published in bulk, by governor: first messages of chains that begin, and messages that catch-up
-//! sends again. The broker takes as many as it can, and what running chains publish meanwhile would be late behind
-//! them.
+//! The pace of what is published beside the work of chains, by governor: first messages of chains that begin, messages
+//! that catch-up sends again, and those that go to the end of their queue. The broker takes as many as it can, and what
+//! running chains publish meanwhile would be late behind them.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -29,6 +29,11 @@ impl Pace {
         let burst = NonZeroU32::new(rate.get() / BURSTS).unwrap_or(NonZeroU32::MIN);
         let (quota, clock) = (Quota::per_second(rate).allow_burst(burst), Elapsed::default());
         Self { limiter: RateLimiter::new(quota, InMemoryState::default(), clock.clone()), clock }
+    }
+
+    /// Whether one passes now.
+    pub fn passes(&self) -> bool {
+        self.limiter.check().is_ok()
     }
 
     /// The items, each when its turn has come. Only one of them waits at a time.

@@ -71,14 +71,12 @@ impl Core {
                 return self.counts(delivery, tick).then_some(Permit { slot, blocked, _room: Some(room) });
             }
         };
-        let permit = tokio::select! {
+        tokio::select! {
             biased;
             () = self.stop.put_back(queue) => None,
             permit = wait => permit,
             () = sleep(MAX_WAITING) => None,
-        };
-        queue.has_waited(since.elapsed());
-        permit
+        }
     }
 
     /// Whether a delivery is still this worker's to run. One of a connection that is gone comes again; but while the

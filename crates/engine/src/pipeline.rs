@@ -100,6 +100,7 @@ pub(super) trait Source: Send + Sync {
 
 /// Processes one delivery of a platform queue, and settles it (acknowledges it, or gives it back).
 pub async fn process_delivery(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery) {
+    let _unsettled = queue.holds();
     core.observing.life.reached(Point::Delivered).await;
     if let Some(settlement) = core.publishing.to_the_end(&queue, &delivery).await {
         return core.observing.settle(delivery, settlement).await;

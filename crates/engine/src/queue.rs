@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use roundelay_model::clock::Time;
@@ -11,8 +11,12 @@ use roundelay_model::schedule::Balances;
 
 use crate::concurrency::ConcurrencyLimit;
 use crate::flow_watch::FlowWatch;
+use crate::pace::Pace;
 use crate::telemetry::figures::{QueueFigures, ThrottleFigures};
 use crate::throttle::Throttle;
+
+/// What was sent to the end of a queue has come by then, as a rule.
+const MAX_BEHIND: Duration = Duration::from_secs(600);
 
 /// A platform queue being consumed, or one of its lanes.
 pub(super) struct QueueRun {
@@ -34,13 +38,26 @@ pub(super) struct QueueRun {
     pub(super) figures: Arc<QueueFigures>,
     /// Ticks in hand that came from the ledger, without a message.
     pub(super) handed_out: Arc<AtomicUsize>,
-    /// How long the last job that came to the end of its wait had waited for a place and a slot, in milliseconds.
-    pub(super) waited: AtomicU64,
+    /// Deliveries that are not settled.
+    pub(super) unsettled: AtomicUsize,
+    /// When a message was last sent to the end of the queue, in milliseconds.
+    pub(super) sent_behind: AtomicI64,
+    /// How many messages are sent to the end of the queue.
+    pub(super) behind: Pace,
     /// The latest due time among the messages that came from this queue. Messages enter a queue
     /// when they are due, so whatever was due well before this has been delivered, or is lost.
     pub(super) frontier: AtomicI64,
     /// The due times that this worker has given out; the lanes share them.
     pub(super) balances: Arc<Balances>,
+}
+
+/// Counts a delivery as unsettled while it lives.
+pub(super) struct Unsettled(Arc<QueueRun>);
+
+impl Drop for Unsettled {
+    fn drop(&mut self) {
+        self.0.unsettled.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The queues consumed here, each with its lanes from the lowest.
@@ -69,18 +86,29 @@ impl QueueRun {
         self.flow_watch.until(|flow| !flow.open).await;
     }
 
-    /// A job has waited for this long for a place and a slot.
-    pub(super) fn has_waited(&self, wait: Duration) {
-        self.waited.store(u64::try_from(wait.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    /// A delivery is here, until the answer is dropped.
+    pub(super) fn holds(self: &Arc<Self>) -> Unsettled {
+        self.unsettled.fetch_add(1, Ordering::Relaxed);
+        Unsettled(self.clone())
     }
 
-    /// How long jobs wait for places and slots, by the last one.
-    pub(super) fn waits(&self) -> Duration {
-        Duration::from_millis(self.waited.load(Ordering::Relaxed))
+    /// Whether as many deliveries are here as the broker gives at once, so that more may wait there.
+    pub(super) fn is_full(&self) -> bool {
+        self.unsettled.load(Ordering::Relaxed) >= usize::from(self.flow().prefetch)
     }
 
-    pub(super) fn progressed_to(&self, due: Time) {
-        self.frontier.fetch_max(due.as_millis(), Ordering::Relaxed);
+    /// A message was sent to the end of the queue.
+    pub(super) fn sent_to_the_end(&self, now: Time) {
+        self.sent_behind.fetch_max(now.as_millis(), Ordering::Relaxed);
+    }
+
+    /// A message that was due then has come from the queue. One that has `woken` may have come past others, which wait
+    /// at the end: then that says nothing of these.
+    pub(super) fn progressed_to(&self, due: Time, woken: bool, now: Time) {
+        let behind = Time::from_millis(self.sent_behind.load(Ordering::Relaxed));
+        if !woken || now.since(behind) > MAX_BEHIND {
+            self.frontier.fetch_max(due.as_millis(), Ordering::Relaxed);
+        }
     }
 
     /// `None` before the first message.

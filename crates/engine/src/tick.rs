@@ -122,7 +122,8 @@ impl Core {
     ) -> Settlement {
         let in_hand = self.in_hand.take(chain.epoch);
         let due = envelope.due.unwrap_or_default();
-        queue.progressed_to(due.min(self.ledger.now()));
+        let now = self.ledger.now();
+        queue.progressed_to(due.min(now), delivery.asleep_until.is_some(), now);
         if let Some(settlement) = self.publishing.wait_until_due(envelope, &queue.name).await {
             return settlement;
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// For each verb of the last commit the next begins this much later, and no more than that.
+/// For each verb of the last commit the next begins this much later, and by no more than `MAX_LINGER`.
 const LINGER: Duration = Duration::from_micros(100);
 const MAX_LINGER: Duration = Duration::from_millis(2);
 /// Where ticks are late, `MAX_LINGER` grows to a twentieth of the lateness, up to this many times itself.

@@ -231,7 +231,7 @@ async fn verbs_of_one_commit_that_may_be_written_are_not_carried_out_again() {
         ledger.claim(ClaimRequest { hint, worker, session, again, takeover: false, guard, recurs: true, prepared: 0 })
     };
     cuts.arm(Moment::BeforeAnswerAndOn);
-    // They come at once, so each lane writes its own in one transaction.
+    // They come at once, so the lane writes them in one transaction.
     let (claims, ()) = tokio::join!(join_all(enrolled.iter().map(|enrolled| claim(enrolled, false))), async {
         until("a lane asks what has become of its commit", async || cuts.state.lock().refused > 0).await;
         assert_eq!(cuts.disarm(), Some(Struck::Unanswered));

@@ -57,7 +57,7 @@ pub struct Chains {
 /// What the chains are like, and what is in the ledger beside them.
 #[derive(Args)]
 struct Of {
-    /// More chains, which sleep for the whole measurement.
+    /// More chains, which sleep for the whole measurement. They begin anew for each turn.
     #[arg(long, default_value_t = 0)]
     asleep: usize,
     /// The size of each chain's payload in bytes.

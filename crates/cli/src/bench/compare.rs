@@ -20,10 +20,10 @@ use crate::{grouped, screen};
 #[derive(Args)]
 pub struct Compare {
     /// A RabbitMQ to compare as well: amqp://user:password@host:port/vhost.
-    #[arg(long, value_name = "URL", env = "AMQP_URL", hide_env_values = true)]
+    #[arg(long, value_name = "URL")]
     broker: Option<String>,
     /// A PostgreSQL to compare as well, with that RabbitMQ: `postgres://…`.
-    #[arg(long, value_name = "URL", env = "DATABASE_URL", hide_env_values = true, requires = "broker")]
+    #[arg(long, value_name = "URL", requires = "broker")]
     ledger: Option<String>,
     /// How many jobs to burn down; 0 skips that.
     #[arg(long, default_value_t = 20_000)]
@@ -107,8 +107,8 @@ impl Compare {
                     figure(burned.published_per_s).into(),
                     format!("{:.1} s", burned.seconds).into(),
                     figure(burned.jobs as f64 / burned.seconds.max(0.001)).into(),
-                    here(&burned.worker).into(),
-                    elsewhere(&burned.worker).into(),
+                    here(&burned.cpu_us).into(),
+                    elsewhere(&burned.cpu_us).into(),
                 ]);
             }
             table.print();
@@ -128,8 +128,8 @@ impl Compare {
                     format!("{} ms", late_ms.p50).into(),
                     format!("{} ms", late_ms.p99).into(),
                     format!("{} ms", late_ms.max).into(),
-                    here(runs).into(),
-                    elsewhere(runs).into(),
+                    here(&runs.cpu_us).into(),
+                    elsewhere(&runs.cpu_us).into(),
                 ]);
             }
             table.print();

@@ -16,8 +16,9 @@ use crate::{grouped, screen};
 /// What the cost of a cycle depends on: capacity with more chains asleep, more workers, larger payloads, more owners
 /// and more kinds.
 ///
-/// Each row has more of one thing, and a ledger of its own where the ledger is a temporary file. Engine and raw loop
-/// take turns, as in `bench chains`.
+/// Each row has more of one thing, and a ledger of its own where the ledger is a temporary file; with `--ledger` all
+/// rows share that one, with what earlier rows have left in it. Chains that sleep begin anew for each turn, and once
+/// more for the clocked one. Engine and raw loop take turns, as in `bench chains`.
 #[derive(Args)]
 pub struct Growth {
     #[command(flatten)]
@@ -118,8 +119,8 @@ impl Growth {
                 grouped(engine.cycles_per_s.round() as i64).into(),
                 grouped(raw.cycles_per_s.round() as i64).into(),
                 format!("{ratio:.2}").into(),
-                here(engine).into(),
-                elsewhere(engine).into(),
+                here(&engine.cpu_us).into(),
+                elsewhere(&engine.cpu_us).into(),
             ]);
         }
         table.print();

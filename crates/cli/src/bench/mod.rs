@@ -11,10 +11,10 @@ mod restart;
 mod shards;
 mod throttles;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use roundelay_lab::bench::chains::Figures;
 use roundelay_model::clock::Entropy;
 
 use super::progress::waiting;
@@ -124,12 +124,12 @@ fn steps(figures: &[f64]) -> String {
 }
 
 /// The CPU of a cycle in this process.
-fn here(figures: &Figures) -> String {
-    let threads = figures.cpu_us.iter().filter(|(name, _)| *name != "elsewhere");
+fn here(cpu_us: &BTreeMap<String, f64>) -> String {
+    let threads = cpu_us.iter().filter(|(name, _)| *name != "elsewhere");
     format!("{:.0} µs", threads.map(|(_, micros)| micros).sum::<f64>())
 }
 
 /// The CPU of a cycle outside this process; nothing if the system does not report it.
-fn elsewhere(figures: &Figures) -> String {
-    figures.cpu_us.get("elsewhere").map_or_else(String::new, |micros| format!("{micros:.0} µs"))
+fn elsewhere(cpu_us: &BTreeMap<String, f64>) -> String {
+    cpu_us.get("elsewhere").map_or_else(String::new, |micros| format!("{micros:.0} µs"))
 }

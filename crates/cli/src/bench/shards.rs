@@ -90,8 +90,8 @@ impl Shards {
                     grouped(side.figures.cycles_per_s.round() as i64).into(),
                     format!("{:.2}", side.by_first).into(),
                     busiest.into(),
-                    here(&side.figures).into(),
-                    elsewhere(&side.figures).into(),
+                    here(&side.figures.cpu_us).into(),
+                    elsewhere(&side.figures.cpu_us).into(),
                 ]);
             }
         }

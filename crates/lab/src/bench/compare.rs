@@ -1,6 +1,7 @@
 //! The two kinds of work that other schedulers publish figures for: jobs that do nothing, burned down by one worker, and
 //! chains that recur every few seconds.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -58,8 +59,8 @@ pub struct Burned {
     pub published_per_s: f64,
     /// From the start of the worker until the last job had started, in seconds.
     pub seconds: f64,
-    /// The worker's figures in that time. A cycle is a job; how late a job was says how long it waited in its queue.
-    pub worker: Figures,
+    /// The worker's CPU microseconds for each job, by thread, and those of all else on the machine (`elsewhere`).
+    pub cpu_us: BTreeMap<String, f64>,
 }
 
 /// The figures, as printed.
@@ -123,7 +124,7 @@ async fn burn(settings: &Settings, note: &impl Fn(&str)) -> Result<Burned, Start
         started: started.load(Ordering::Relaxed),
         published_per_s: round(jobs as f64 / published.max(0.001)),
         seconds: round(seconds),
-        worker: side.figures(),
+        cpu_us: side.figures().cpu_us,
     })
 }
 

@@ -37,7 +37,7 @@ macro_rules! lock {
     };
 }
 /// Chains by their epochs, some with their payloads.
-const LOCK: &str = lock!("epoch = ANY ($2::int8[])", "$1::int8[]");
+const LOCK: &str = lock!("epoch IN (SELECT unnest($2::int8[]))", "$1::int8[]");
 /// The same, and chains by their names, all with their payloads.
 const LOCK_NAMED: &str = lock!(
     "true",
@@ -68,8 +68,8 @@ const DEATHS: &str = "
         WHERE a.verdict IN ('lost', 'fenced') AND c.nth < 32)
     SELECT last, count(*) FROM claims WHERE verdict IS NULL OR (verdict = 'lost' AND reason IS NULL) GROUP BY last";
 /// What nearly every group needs, prepared before the first one waits for it.
-pub(super) const PREPARED_STATEMENTS: [&str; 5] =
-    [LOCK, NUMBERS, write::MOVE, write::BEGIN_ATTEMPTS, write::END_ATTEMPTS];
+pub(super) const PREPARED_STATEMENTS: [&str; 6] =
+    [LOCK, LOCK_NAMED, NUMBERS, write::MOVE, write::BEGIN_ATTEMPTS, write::END_ATTEMPTS];
 
 /// How a transaction is to be made.
 #[derive(Clone, Copy, Debug, Default)]
