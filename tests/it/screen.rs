@@ -270,11 +270,13 @@ const ALONE: &[&[&str]] = &[
 ];
 
 /// Those that need a worker that runs, or measure for long; they print as their siblings do.
-const NOT_HERE: [&str; 10] = [
+const NOT_HERE: [&str; 12] = [
     "health",
     "workers drain",
     "workers resume",
     "bench chains",
+    "bench compare",
+    "bench growth",
     "bench ladder",
     "bench parked",
     "bench restart",

@@ -111,6 +111,8 @@ async fn what_only_this_server_has_committed_is_not_taken_for_written() {
     let pair = Pair::start().await;
     let url = Secret::new(pair.url("primary"));
     let (ledger, _) = postgres::open(&url, true, &Entropy::from_os()).await.unwrap();
+    // A connection that is opened once no standby is there waits for one before it can be used.
+    let (other, _) = postgres::open(&url, true, &Entropy::from_os()).await.unwrap();
     let session = ledger.begin_session("w".into(), LEASE).await.unwrap();
     let now = ledger.now();
     let chains = ledger.enroll(vec![chain("a", now), chain("b", now), chain("c", now)]).await.unwrap();
@@ -118,7 +120,8 @@ async fn what_only_this_server_has_committed_is_not_taken_for_written() {
     assert!(matches!(granted, Claim::Granted(_)), "{granted:?}");
     pair.call("kill", "standby", &[]).await;
     let operator = pair.client("primary").await;
-    for (ends, enrolled) in [("pg_cancel_backend", &chains[1]), ("pg_terminate_backend", &chains[2])] {
+    let cases = [("pg_cancel_backend", &ledger, &chains[1]), ("pg_terminate_backend", &other, &chains[2])];
+    for (ends, ledger, enrolled) in cases {
         let (claims, request) = (ledger.clone(), claim(enrolled, session));
         let asked = tokio::spawn(async move { claims.claim(request).await });
         let waiting = "query = 'COMMIT' AND wait_event = 'SyncRep'";
@@ -131,7 +134,7 @@ async fn what_only_this_server_has_committed_is_not_taken_for_written() {
         let why = answer.map(drop).expect_err(ends).to_string();
         assert!(why.contains("whether it was written is not known"), "{ends}: {why}");
     }
-    drop(ledger);
+    drop((ledger, other));
 }
 
 #[tokio::test(flavor = "multi_thread")]
