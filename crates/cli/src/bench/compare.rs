@@ -26,7 +26,7 @@ pub struct Compare {
     #[arg(long, value_name = "URL", requires = "broker")]
     ledger: Option<String>,
     /// How many jobs to burn down; 0 skips that.
-    #[arg(long, default_value_t = 20_000)]
+    #[arg(long, default_value_t = 100_000)]
     jobs: usize,
     /// How many chains recur; 0 skips that.
     #[arg(long, default_value_t = 1_000)]

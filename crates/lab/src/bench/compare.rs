@@ -57,7 +57,7 @@ pub struct Burned {
     pub started: usize,
     /// Jobs published per second, each confirmed by the broker, or written to the ledger where the broker is embedded.
     pub published_per_s: f64,
-    /// From the start of the worker until the last job had started, in seconds.
+    /// From the start of the worker until it had stopped in good order, all jobs acknowledged, in seconds.
     pub seconds: f64,
     /// The worker's CPU microseconds for each job, by thread, and those of all else on the machine (`elsewhere`).
     pub cpu_us: BTreeMap<String, f64>,
@@ -113,11 +113,11 @@ async fn burn(settings: &Settings, note: &impl Fn(&str)) -> Result<Burned, Start
                 StartError::Setup(format!("{count} of {jobs} jobs have started, and then no more"))
             })?;
         }
-        Ok::<_, StartError>(workers)
+        workers.stop().await
     };
-    let (_, workers) = side.measure_until(all).await;
+    let (_, ended) = side.measure_until(all).await;
     let seconds = begin.elapsed().as_secs_f64();
-    workers?.stop().await?;
+    ended?;
     ground.clear().await?;
     Ok(Burned {
         jobs,
