@@ -78,7 +78,7 @@ impl Growth {
             What::Owners => &self.owners,
             What::Kinds => &self.kinds,
         };
-        let mut rows = Vec::new();
+        let (mut rows, mut failed) = (Vec::new(), None);
         for (what, count) in What::ALL.into_iter().flat_map(|what| counts(what).iter().map(move |count| (what, *count)))
         {
             let ledger = self.place.ledger()?;
@@ -97,11 +97,18 @@ impl Growth {
                 allocations: None,
             };
             let named = |text: &str| note(&format!("{} {}: {text}", grouped(count as i64), what.name()));
-            let report = chains::run(&what.row(&base, count), named).await?;
-            rows.extend(report.capacity.map(|capacity| Row { of: what.name(), count, capacity }));
+            // A row that fails costs no other.
+            match chains::run(&what.row(&base, count), named).await {
+                Ok(report) => rows.extend(report.capacity.map(|capacity| Row { of: what.name(), count, capacity })),
+                Err(error) => {
+                    named(&format!("not measured: {error}"));
+                    failed = Some(error);
+                }
+            }
         }
+        let ended = failed.map_or(Ok(()), |error| Err(error.into()));
         if self.json {
-            return screen::json(&rows);
+            return screen::json(&rows).and(ended);
         }
         let mut table = Table::new([
             Column::number("how many"),
@@ -125,6 +132,6 @@ impl Growth {
         }
         table.print();
         out!("CPU is of a cycle; elsewhere is all else on this machine, the broker for one");
-        Ok(())
+        ended
     }
 }
