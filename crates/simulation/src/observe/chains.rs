@@ -252,8 +252,14 @@ impl Observer {
             let how = if matches!(finish, Finish::Applied(_)) { request.verdict.as_str() } else { "fenced" };
             format!("{name} {epoch}-{tick} fence {fence} ends: {how}")
         });
+        if *finish == Finish::Fenced {
+            // Its chain has begun anew meanwhile: the run is over, and in nobody's way.
+            let model = state.chains.entry(name).or_default();
+            model.lease.take_if(|lease| lease.fence == fence);
+            return;
+        }
         // A worker that got no answer to its write asks again, and gets the same answer.
-        if *finish == Finish::Fenced || !state.written.insert(fence) {
+        if !state.written.insert(fence) {
             return;
         }
         state.deaths.remove(&(epoch, tick));
