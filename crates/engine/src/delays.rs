@@ -208,9 +208,7 @@ impl Publishing {
         }
         self.sleepers.woken.notify_one();
     }
-}
 
-impl Publishing {
     /// Sends a message that has woken to the end of its queue, where more may wait; `None` if its turn is now.
     ///
     /// What wakes goes ahead of what waits on its queue. Where chains ask for more than the queue allows, each place and

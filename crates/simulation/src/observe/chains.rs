@@ -253,7 +253,8 @@ impl Observer {
             format!("{name} {epoch}-{tick} fence {fence} ends: {how}")
         });
         if *finish == Finish::Fenced {
-            // Its chain has begun anew meanwhile: the run is over, and in nobody's way.
+            // The chain has begun anew, or another worker has claimed it, while this run went on. Now the run is over, so
+            // a manual run may start.
             let model = state.chains.entry(name).or_default();
             model.lease.take_if(|lease| lease.fence == fence);
             return;
