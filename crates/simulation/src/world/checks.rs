@@ -434,10 +434,11 @@ mod tests {
     use super::*;
     use crate::observe::Name;
     use crate::worker::Process;
-    use roundelay_ledger::{ClaimRequest, Grant, Hint};
+    use roundelay_ledger::{ClaimRequest, Finish, FinishRequest, Grant, Hint};
     use roundelay_model::clock::Time;
     use roundelay_model::guard::Guard;
     use roundelay_model::ids::{Epoch, TickNo};
+    use roundelay_model::outcome::{Next, Verdict};
 
     /// A claim of the chain `wide n` from this queue, so late.
     fn claim(queue: &str, late: Duration) -> (ClaimRequest, Grant) {
@@ -473,6 +474,50 @@ mod tests {
             depth: 0,
         };
         (request, grant)
+    }
+
+    /// The end of the run that was claimed so.
+    fn end((ClaimRequest { hint, .. }, grant): &(ClaimRequest, Grant)) -> FinishRequest {
+        FinishRequest {
+            epoch: hint.epoch,
+            tick: hint.tick,
+            attempt: hint.attempt,
+            fence: grant.fence,
+            at: grant.at,
+            next: Next::Tick { nominal: grant.at, due: grant.at },
+            verdict: Verdict::Done,
+            reason: None,
+            code: None,
+            slack: Duration::ZERO,
+            spawned: Vec::new(),
+            failed: Vec::new(),
+            ran: true,
+            left_out: (0, 0),
+            carry: None,
+            parent: hint.parent,
+            from_batch: false,
+            members: Vec::new(),
+            chains: Vec::new(),
+            progress: None,
+        }
+    }
+
+    /// Also where the end of the rotation's run was fenced, since the chain had begun anew meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn a_manual_run_may_start_once_the_run_of_the_rotation_is_over() {
+        for (finish, violated) in
+            [(None, true), (Some(Finish::Applied(Vec::new())), false), (Some(Finish::Fenced), false)]
+        {
+            let observer = World::new(1, &Plan { faults: Vec::new() }, false).unwrap().observer;
+            let (process, claimed) = (Process::new(0, 1), claim("gamma", Duration::ZERO));
+            observer.granted(&process, &claimed.0, &claimed.1);
+            finish.iter().for_each(|finish| observer.finished(&end(&claimed), finish));
+            let (mut request, mut grant) = claimed;
+            (request.hint.epoch, grant.fence, grant.once) = (Epoch(2), Fence(2), true);
+            observer.granted(&process, &request, &grant);
+            let violations = observer.violations();
+            assert_eq!(!violations.is_empty(), violated, "{finish:?}: {violations:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
