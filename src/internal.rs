@@ -2,7 +2,7 @@
 
 pub use roundelay_model::{
     calendar, clock, deaths, egress, encryption, failure, fleet, guard, ids, job, ladder, lanes, outcome, pacing,
-    policy, progress, reason, schedule, scope, secret, topology, trace_context,
+    policy, progress, reason, schedule, scope, secret, spread, topology, trace_context,
 };
 
 #[cfg(fuzzing)]

@@ -27,7 +27,7 @@ use crate::support::workers::{Seat, Workers};
 /// The platform queues that may suffer. That of one-off jobs may not.
 const QUEUES: [&str; 3] = ["quick", "eager", "long"];
 /// Where every chain of the kind `quick` sleeps.
-const RUNG: &str = "roundelay.delay.4990ms";
+const RUNG: &str = "roundelay.delay.4975ms";
 /// How long what was deleted stays away before an operator declares it again.
 const UNNOTICED: Duration = Duration::from_secs(3);
 

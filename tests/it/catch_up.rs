@@ -33,7 +33,7 @@ async fn a_purged_rung_costs_a_delay_and_no_chain() {
     let mut engine = Watched::start(&ground, &on_ladder(CONFIG)).await;
     engine.enroll("x", "work").await;
     engine.next().await.end(Outcome::Done);
-    let rung = "roundelay.delay.2990ms";
+    let rung = "roundelay.delay.2975ms";
     until("the successor sleeps", || async { engine.broker().depth(rung).await.unwrap().ready == 1 }).await;
     vhost.call(Method::DELETE, &format!("queues/{}/{rung}/contents", vhost.name), json!(null)).await;
     for tick in 2..=4 {

@@ -293,7 +293,7 @@ async fn publish_puts_a_job_where_it_belongs() {
     assert_eq!(json!(job.id), output["id"]);
 
     let output = ok(run("publish", &config, &["sync", "y", "--queue", "side", "--delay", "1h", "--json"]).await).json();
-    let (to, job) = take(&ground, "roundelay.delay.3599990ms").await.unwrap();
+    let (to, job) = take(&ground, "roundelay.delay.3599975ms").await.unwrap();
     assert_eq!((to.as_str(), job.key.as_str(), json!(job.due)), ("side", "y", output["due"].clone()));
 
     let nested = |depth| format!("{}{}", "[".repeat(depth), "]".repeat(depth));

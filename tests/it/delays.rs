@@ -11,6 +11,7 @@ use roundelay::clock::Time;
 use roundelay::engine::resend::resend_all;
 use roundelay::engine::{Dispatch, topology_guard};
 use roundelay::job::Envelope;
+use roundelay::spread::HotRungs;
 use roundelay::telemetry::Count;
 use roundelay::{Engine, Outcome};
 use serde_json::json;
@@ -335,5 +336,44 @@ async fn a_worker_that_cannot_probe_uses_rungs_and_probes_again_later() {
     world.until(s(205)).await;
     assert!(matches!(world.connections.broker.sleeping().way(), Some(Way::Native { .. })));
     on_time(&world, 200, 20);
+    world.stop().await;
+}
+
+/// A rung that hands on 250 messages a second has 600 to hand on: all are late. With siblings none is.
+#[tokio::test(start_paused = true)]
+async fn a_hot_rung_gets_siblings_and_a_cold_one_none() {
+    let config = "[queues.q]\nconcurrency = 64\nprefetch = 1000\n[kinds.k]\nqueue = \"q\"\nevery = \"1s\"\n\
+                  [kinds.cold]\nqueue = \"q\"\nevery = \"7s\"\n";
+    let mut world = World::new(config, MONDAY);
+    world.broker.slow_rungs(Duration::from_millis(4));
+    let first = |n: u64| MONDAY + s(1) + Duration::from_millis(n * 1_000 / 600);
+    world.chains((0..600).map(|n| chain("k", &n.to_string(), "q", first(n))).collect()).await;
+    world.chains((0..200).map(|n| chain("cold", &n.to_string(), "q", first(n))).collect()).await;
+    world.start().await;
+    world.until(s(45)).await;
+    let siblings = |world: &World| {
+        let named = |ms: u64| format!("roundelay.delay.{ms}ms");
+        let queues = world.broker.queues();
+        [976, 983, 984, 6_976].map(|ms| queues.contains(&named(ms)))
+    };
+    assert_eq!(siblings(&world), [true, true, false, false]);
+    let known = topology_guard::hot_rungs(&*world.ledger).await.unwrap();
+    assert_eq!(known, HotRungs::default().with(Duration::from_millis(975)).unwrap());
+    assert_eq!(known, *world.connections.broker.sleeping().hot_rungs());
+    let late = |world: &World, from: u64| {
+        let since = MONDAY + s(from);
+        let late = |run: &crate::virtual_time::Seen| run.from.since(run.job.nominal);
+        world.seen("k").iter().filter(|run| run.from >= since).map(late).max().unwrap()
+    };
+    assert!(late(&world, 0) > s(1));
+    assert!(late(&world, 38) < Duration::from_millis(20), "{:?}", late(&world, 38));
+    // The next worker knows it from the start.
+    world.stop().await;
+    let runs = world.seen("k").len();
+    world.start().await;
+    world.until(s(65)).await;
+    assert!(world.seen("k").len() > runs + 600 * 15, "{} and {runs}", world.seen("k").len());
+    assert!(late(&world, 50) < Duration::from_millis(20), "{:?}", late(&world, 50));
+    assert_eq!(siblings(&world), [true, true, false, false]);
     world.stop().await;
 }

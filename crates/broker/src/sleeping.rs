@@ -1,8 +1,11 @@
 //! How messages sleep on a broker: on rungs, or on their own queue until their time.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::RwLock;
+use roundelay_model::spread::HotRungs;
 use tokio::time::Instant;
 
 /// `broker.delays`
@@ -36,6 +39,10 @@ pub struct Sleeping {
     pub setting: Delays,
     /// How messages sleep, and until when that counts as known, if not for good.
     way: RwLock<Option<(Way, Option<Instant>)>>,
+    /// The rungs whose siblings are declared.
+    hot_rungs: RwLock<Arc<HotRungs>>,
+    /// Whose turn it is among siblings.
+    turn: AtomicUsize,
 }
 
 impl Default for Sleeping {
@@ -47,7 +54,8 @@ impl Default for Sleeping {
 impl Sleeping {
     /// Nothing is known yet, unless the configuration says all there is to know.
     pub fn new(setting: Delays) -> Self {
-        Self { setting, way: RwLock::new((setting == Delays::Ladder).then_some((Way::Ladder, None))) }
+        let way = (setting == Delays::Ladder).then_some((Way::Ladder, None));
+        Self { setting, way: RwLock::new(way), hot_rungs: RwLock::default(), turn: AtomicUsize::new(0) }
     }
 
     /// How messages are sent to sleep; `None` where that is not known yet.
@@ -59,5 +67,20 @@ impl Sleeping {
     /// From now on messages are sent to sleep like this, for so long, or for good.
     pub fn set(&self, way: Way, holds: Option<Duration>) {
         *self.way.write() = Some((way, holds.map(|holds| Instant::now() + holds)));
+    }
+
+    /// The rungs whose siblings are declared.
+    pub fn hot_rungs(&self) -> Arc<HotRungs> {
+        self.hot_rungs.read().clone()
+    }
+
+    /// The siblings of these rungs are declared.
+    pub fn set_hot_rungs(&self, hot: HotRungs) {
+        *self.hot_rungs.write() = Arc::new(hot);
+    }
+
+    /// Where a message sleeps whose rung this is: there, or if that is hot on its siblings in turn.
+    pub fn rung(&self, rung: Duration) -> Duration {
+        self.hot_rungs.read().rung(rung, self.turn.fetch_add(1, Ordering::Relaxed))
     }
 }

@@ -149,7 +149,7 @@ impl Apply {
         let way = broker.sleeping().way();
         if !config.broker.declare {
             // Workers cannot declare the rungs themselves, should the broker let messages sleep no more.
-            broker.apply(&config.topology()).await?;
+            broker.apply(&config.topology().with_siblings(&broker.sleeping().hot_rungs())).await?;
         }
         broker.close().await;
         if let Some(error) = away {
@@ -194,8 +194,8 @@ impl Check {
         let config = self.config.load()?;
         let waits = waiting("looking at the broker");
         let broker = connect(&config).await?;
-        let found = inspect::delays::found(&config).await;
-        let (_, findings) = inspect::delays::differences(&config, &broker, found).await?;
+        let known = inspect::delays::Known::of(&config).await;
+        let (_, findings) = inspect::delays::differences(&config, &broker, &known).await?;
         broker.close().await;
         drop(waits);
         let wrong = findings.iter().filter(|finding| finding.weight == Weight::Wrong).count();

@@ -16,9 +16,10 @@ use std::time::Duration;
 
 use roundelay_broker::{Broker, BrokerError, Delays, Delivery, Destination, Message, Way, probe};
 use roundelay_config::Config;
-use roundelay_ledger::Ledger;
+use roundelay_ledger::{Ledger, LedgerError};
 use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::ladder::IN_PROCESS;
+use roundelay_model::spread::HotRungs;
 use roundelay_model::topology::Topology;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
@@ -78,7 +79,7 @@ impl Sleepers {
     ///
     /// # Errors
     /// When the broker refuses, or `broker.delays` is `native` and it does not let messages sleep.
-    pub(crate) async fn declare(&self) -> Result<&Topology, BrokerError> {
+    pub(crate) async fn declare(&self) -> Result<Topology, BrokerError> {
         let way = match (self.broker.sleeping().setting, self.broker.parks()) {
             (Delays::Ladder, _) | (Delays::Auto, Some(false)) => Way::Ladder,
             (_, Some(true)) => Way::Native { ahead: 0 },
@@ -99,8 +100,10 @@ impl Sleepers {
                 }
             },
         };
+        let hot = topology_guard::hot_rungs(&*self.ledger).await;
+        self.broker.sleeping().set_hot_rungs(hot.map_err(of_ledger)?);
         let topology = self.topology(way);
-        self.broker.apply(topology).await?;
+        self.broker.apply(&topology).await?;
         self.broker.sleeping().set(way, None);
         Ok(topology)
     }
@@ -112,17 +115,21 @@ impl Sleepers {
         Ok(Some(way).filter(|way| *way != Way::Ladder))
     }
 
-    fn topology(&self, way: Way) -> &Topology {
+    fn topology(&self, way: Way) -> Topology {
         match way {
-            Way::Ladder => &self.ladder,
-            Way::Native { .. } => &self.native,
+            Way::Ladder => self.ladder_with(&self.broker.sleeping().hot_rungs()),
+            Way::Native { .. } => self.native.clone(),
         }
+    }
+
+    /// All rungs, with the siblings of these.
+    pub(crate) fn ladder_with(&self, hot: &HotRungs) -> Topology {
+        self.ladder.clone().with_siblings(hot)
     }
 
     /// How messages sleep by a probe that is not older than `since`: another worker's, or our own.
     async fn find(&self, since: Time) -> Result<Way, BrokerError> {
         loop {
-            let of_ledger = |error: roundelay_ledger::LedgerError| BrokerError::Other(format!("the ledger: {error}"));
             let now = self.ledger.now();
             let found = topology_guard::found(&*self.ledger).await.map_err(of_ledger)?;
             if let Some(found) = found.filter(|found| found.counts(since, now)) {
@@ -145,6 +152,10 @@ impl Sleepers {
             return probed.map(|ahead| ahead.map_or(Way::Ladder, |ahead| Way::Native { ahead }));
         }
     }
+}
+
+fn of_ledger(error: LedgerError) -> BrokerError {
+    BrokerError::Other(format!("the ledger: {error}"))
 }
 
 impl Found {
@@ -185,7 +196,7 @@ pub(crate) async fn way(broker: &dyn Broker, ledger: &dyn Ledger) -> Way {
 /// # Errors
 /// When the broker refuses.
 pub async fn declare(config: &Config, connections: &Connections) -> Result<Topology, BrokerError> {
-    Sleepers::new(config, connections).declare().await.cloned()
+    Sleepers::new(config, connections).declare().await
 }
 
 impl Publishing {
@@ -320,7 +331,7 @@ async fn take(publishing: &Publishing, way: Way) -> Result<(), BrokerError> {
     let early = sleepers.early.load(Ordering::Relaxed);
     // After a message that came early the way is this one already, and the rungs may not be there.
     if changes || early {
-        broker.apply(sleepers.topology(way)).await?;
+        broker.apply(&sleepers.topology(way)).await?;
     }
     if !early || way == Way::Ladder {
         broker.sleeping().set(way, None);

@@ -17,6 +17,7 @@ use crate::connections::Connections;
 use crate::delays;
 use crate::pace::Pace;
 use crate::sealing::{self, Sealing};
+use crate::spread::Heat;
 use crate::telemetry::{Count, Telemetry};
 
 /// A delay decided this long ago may still use the exact rung it was meant for, and be late by
@@ -25,18 +26,18 @@ const MAX_SLOP: Duration = Duration::from_millis(100);
 /// The waits between repeated publishes grow to this.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
-/// When a due time was chosen, and how the tick fared on whose end it was. A time alone is that of no tick.
+/// When a due time was chosen, and how the message came on whose end it was. A time alone is that of no message.
 #[derive(Clone, Copy, Debug)]
 pub struct Decided {
     /// When.
     pub at: Time,
-    /// How late the tick had begun.
-    pub late: Duration,
+    /// The broker handed the message over late, though there was room for it.
+    pub handed_late: bool,
 }
 
 impl From<Time> for Decided {
     fn from(at: Time) -> Self {
-        Self { at, late: Duration::ZERO }
+        Self { at, handed_late: false }
     }
 }
 
@@ -55,6 +56,8 @@ pub struct Dispatch {
     pub(super) sealing: Sealing,
     /// What is published in bulk waits for it.
     pub(super) pace: Arc<Pace>,
+    /// The load of the rungs.
+    pub(crate) heat: Arc<Heat>,
 }
 
 impl Dispatch {
@@ -69,6 +72,7 @@ impl Dispatch {
             telemetry: Arc::default(),
             sealing: Sealing::new(config),
             pace: Arc::new(Pace::new(config.broker.bulk_rate)),
+            heat: Arc::default(),
         }
     }
 
@@ -100,7 +104,7 @@ impl Dispatch {
         let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(now));
         let (to, hops) = match delays::way(&*self.broker, &*self.ledger).await {
             Way::Native { ahead } => native(queue, envelope.due.unwrap_or(now), remaining, ahead).await,
-            Way::Ladder => self.by_rungs(queue, remaining, now.since(decided.at), decided.late).await,
+            Way::Ladder => self.by_rungs(queue, remaining, now, decided).await,
         };
         let envelope = envelope.travelling(&self.ledger.calendar());
         let message = Message::new(to, &sealing::sealed(&self.sealing.keys(), &envelope));
@@ -109,21 +113,19 @@ impl Dispatch {
     }
 
     /// Where to on the ladder, and with how many hops.
-    async fn by_rungs(
-        &self,
-        queue: String,
-        remaining: Duration,
-        since: Duration,
-        late: Duration,
-    ) -> (Destination, u32) {
-        match self.ladder.hop_after(late, remaining, since.min(MAX_SLOP)) {
+    async fn by_rungs(&self, queue: String, remaining: Duration, now: Time, decided: Decided) -> (Destination, u32) {
+        let slop = now.since(decided.at).min(MAX_SLOP);
+        match self.ladder.hop(remaining, slop) {
             Hop::Now { wait } => {
                 if !wait.is_zero() {
                     sleep(wait).await;
                 }
                 (Destination::Queue(queue), 0)
             }
-            Hop::Last { rung } => (Destination::Rung { rung, then: queue }, 1),
+            Hop::Last { rung } => {
+                self.heat.sent(rung, decided.handed_late, now);
+                (Destination::Rung { rung: self.broker.sleeping().rung(rung), then: queue }, 1)
+            }
             Hop::Further { rung } => {
                 let hops = 1 + self.ladder.hops(remaining.saturating_sub(rung));
                 (Destination::Rung { rung, then: self.rearm.clone() }, hops)

@@ -81,6 +81,7 @@ pub mod roster;
 mod run;
 pub mod sealing;
 mod settlement;
+mod spread;
 mod stop;
 mod supervised;
 mod suspects;

@@ -56,7 +56,7 @@ impl Publishing {
     /// Declares the topology, and refuses a broker on which messages would be lost.
     pub(crate) async fn declare(&self) -> Result<(), BrokerError> {
         let topology = self.sleepers.declare().await?;
-        self.dispatch.broker.verify(topology).await?;
+        self.dispatch.broker.verify(&topology).await?;
         // No other task sets it.
         let _ = self.declared.set(());
         Ok(())

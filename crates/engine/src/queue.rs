@@ -18,6 +18,11 @@ use crate::throttle::Throttle;
 /// What was sent to the end of a queue has come by then, as a rule.
 const MAX_BEHIND: Duration = Duration::from_secs(600);
 
+/// A message that comes so long after it was due was held up,
+const HANDED_LATE: Duration = Duration::from_millis(50);
+/// and one that comes so long after was not sent in time.
+const SENT_ANEW: Duration = Duration::from_secs(30);
+
 /// A platform queue being consumed, or one of its lanes.
 pub(super) struct QueueRun {
     /// The platform queue.
@@ -97,6 +102,12 @@ impl QueueRun {
         self.unsettled.load(Ordering::Relaxed) >= usize::from(self.flow().prefetch)
     }
 
+    /// Whether a message that has just come, so long after it was due, is late because of the broker: there was room for
+    /// it here. What is later still was sent anew, by catch-up or after an outage.
+    pub(super) fn was_handed_late(&self, late: Duration) -> bool {
+        (HANDED_LATE..SENT_ANEW).contains(&late) && !self.is_full()
+    }
+
     /// A message was sent to the end of the queue.
     pub(super) fn sent_to_the_end(&self, now: Time) {
         self.sent_behind.fetch_max(now.as_millis(), Ordering::Relaxed);
@@ -114,5 +125,73 @@ impl QueueRun {
     /// `None` before the first message.
     pub(super) fn frontier(&self) -> Option<Time> {
         Some(self.frontier.load(Ordering::Relaxed)).filter(|due| *due != i64::MIN).map(Time::from_millis)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::delays::BEHIND;
+    use crate::telemetry::Telemetry;
+
+    fn queue(prefetch: u16) -> Arc<QueueRun> {
+        Arc::new(QueueRun {
+            name: "q".into(),
+            source: "q".into(),
+            lane: 0,
+            places: 1,
+            prefetch,
+            ahead: None,
+            flow_watch: FlowWatch::new(Flow { open: true, places: 1, prefetch }),
+            priority: 0,
+            room: ConcurrencyLimit::new(1),
+            throttle: None,
+            figures: Telemetry::default().queue("q"),
+            handed_out: Arc::default(),
+            unsettled: AtomicUsize::new(0),
+            sent_behind: AtomicI64::new(0),
+            behind: Pace::new(BEHIND),
+            frontier: AtomicI64::new(i64::MIN),
+            balances: Arc::default(),
+        })
+    }
+
+    #[test]
+    fn a_queue_is_full_while_as_many_are_here_as_the_broker_gives_at_once() {
+        let queue = queue(2);
+        let first = queue.holds();
+        assert!(!queue.is_full(), "one of two");
+        let second = queue.holds();
+        assert!(queue.is_full(), "two of two");
+        drop(first);
+        assert!(!queue.is_full(), "one is settled");
+        queue.flow_watch.set(Flow { prefetch: 1, ..queue.flow() });
+        assert!(queue.is_full(), "an operator has made it narrower");
+        drop(second);
+        assert!(!queue.is_full(), "none");
+    }
+
+    /// What has woken comes past what waits at the end of the queue. So it does not show that this is lost.
+    #[test]
+    fn what_has_woken_moves_the_frontier_only_where_nothing_was_sent_to_the_end() {
+        let (queue, at, end) = (queue(1), Time::from_millis, 1_000_000);
+        // Of a message that comes: when it was due, whether it has woken, and when it comes. `None`: one is sent to the end.
+        let table = [
+            ("none was sent to the end", Some((700_000, true, 700_000)), Some(700_000)),
+            ("one is sent there", None, Some(700_000)),
+            ("one has woken", Some((end + 1_000, true, end + 1_000)), Some(700_000)),
+            ("one comes from the end", Some((end - 1_000, false, end + 2_000)), Some(end - 1_000)),
+            ("an older one", Some((end - 2_000, false, end + 3_000)), Some(end - 1_000)),
+            ("one has woken much later", Some((end + 600_000, true, end + 600_000)), Some(end - 1_000)),
+            ("and later still", Some((end + 600_001, true, end + 600_001)), Some(end + 600_001)),
+        ];
+        assert_eq!(queue.frontier(), None);
+        for (label, came, frontier) in table {
+            match came {
+                Some((due, woken, now)) => queue.progressed_to(at(due), woken, at(now)),
+                None => queue.sent_to_the_end(at(end)),
+            }
+            assert_eq!(queue.frontier(), frontier.map(at), "{label}");
+        }
     }
 }

@@ -18,7 +18,9 @@ use crate::error::StartError;
 use crate::life::Point;
 use crate::supervised::SupervisedTasks;
 use crate::trace::{Export, Tracer};
-use crate::{catch_up, companion, delays, follow_wall, hand_out, heartbeat, presence, rearm, reload, topology_guard};
+use crate::{
+    catch_up, companion, delays, follow_wall, hand_out, heartbeat, presence, rearm, reload, spread, topology_guard,
+};
 
 impl Engine {
     /// Runs until `shutdown` is cancelled, then stops taking, lets what runs finish within the
@@ -114,6 +116,8 @@ impl Engine {
         }
         let sleeping = delays::follow(core.publishing.clone(), stop.clone());
         parts.spawn("following how messages sleep", core.observing.life.bind(sleeping));
+        let spreading = spread::follow(core.publishing.clone(), stop.clone());
+        parts.spawn("giving hot rungs siblings", core.observing.life.bind(spreading));
         let outage = hand_out::run((&core).into(), tasks.clone(), stop.clone());
         parts.spawn("running from the ledger", core.observing.life.bind(outage));
         parts.spawn("catch-up", core.observing.life.bind(catch_up::run((&core).into(), tasks.clone(), stop.clone())));

@@ -124,6 +124,7 @@ impl Core {
         let due = envelope.due.unwrap_or_default();
         let now = self.ledger.now();
         queue.progressed_to(due.min(now), delivery.asleep_until.is_some(), now);
+        let handed_late = queue.was_handed_late(now.since(due));
         if let Some(settlement) = self.publishing.wait_until_due(envelope, &queue.name).await {
             return settlement;
         }
@@ -173,7 +174,6 @@ impl Core {
                 if grant.refused == Some(Refusal::Deaths) {
                     self.observing.set_aside(envelope, queue, "it has ended as failed");
                 }
-                let late = self.ledger.now().since(due);
                 let lease = self.vitals.hold(term, chain.epoch, grant.fence);
                 let id = chain.run_id();
                 let work = Work { queue, kind: &kind, envelope, id: &id, trace: &trace };
@@ -184,7 +184,7 @@ impl Core {
                 match (after_finish(finish, chain.epoch), rest) {
                     (AfterFinish::Send { own, others }, Some((at, asked))) => {
                         self.observing.life.reached(Point::Finished).await;
-                        let decided = Decided { at, late };
+                        let decided = Decided { at, handed_late };
                         let successor = self.publishing.send_all((own, others), chain.epoch, decided, &trace);
                         join(successor, self.publishing.send_spawned(asked.envelopes, &trace)).await.0
                     }

@@ -5,7 +5,8 @@
 //! a worker with more queues adds them, and one that lacks some, or uses another prefix, is refused.
 //! Rungs may differ: every worker declares those that it uses.
 //!
-//! It also remembers how messages sleep on the broker ([`Found`]), and whether workers seal payloads, so that nothing is enrolled in the clear that is to lie sealed.
+//! It also remembers how messages sleep on the broker ([`Found`]), which rungs are hot ([`HotRungs`]), and whether
+//! workers seal payloads, so that nothing is enrolled in the clear that is to lie sealed.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use roundelay_config::Config;
 use roundelay_ledger::{Ledger, LedgerError};
 use roundelay_model::clock::Time;
+use roundelay_model::spread::HotRungs;
 use serde::{Deserialize, Serialize};
 
 use crate::error::StartError;
@@ -31,6 +33,9 @@ struct Agreed {
     /// A worker probes that, and others wait until this time at most, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     probing: Option<i64>,
+    /// Which rungs were hot, and so have siblings.
+    #[serde(default, skip_serializing_if = "HotRungs::is_empty")]
+    hot_rungs: HotRungs,
 }
 
 /// What a probe of the broker has found.
@@ -58,6 +63,7 @@ impl Agreed {
             sealed: before.is_some_and(|before| before.sealed),
             delays: same.and_then(|before| before.delays),
             probing: same.and_then(|before| before.probing),
+            hot_rungs: same.map(|before| before.hot_rungs.clone()).unwrap_or_default(),
         }
     }
 
@@ -174,6 +180,20 @@ pub(crate) async fn note_found(ledger: &dyn Ledger, found: Option<Found>) -> Res
     agree(ledger, |before| Some(Agreed { delays: found, probing: None, ..before? })).await
 }
 
+/// Which rungs were hot, and so have siblings.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn hot_rungs(ledger: &dyn Ledger) -> Result<HotRungs, LedgerError> {
+    let agreed = ledger.topology().await?.as_deref().and_then(Agreed::read);
+    Ok(agreed.map(|agreed| agreed.hot_rungs).unwrap_or_default())
+}
+
+/// Notes that these rungs are hot, beside those of which the ledger knows.
+pub(crate) async fn note_hot_rungs(ledger: &dyn Ledger, hot: &HotRungs) -> Result<(), LedgerError> {
+    agree(ledger, |before| before.map(|before| Agreed { hot_rungs: before.hot_rungs.and(hot), ..before })).await
+}
+
 /// Puts what is `next` in the place of what was agreed before.
 async fn agree(ledger: &dyn Ledger, next: impl Fn(Option<Agreed>) -> Option<Agreed>) -> Result<(), LedgerError> {
     loop {
@@ -197,6 +217,7 @@ mod tests {
             sealed: false,
             delays: None,
             probing: None,
+            hot_rungs: HotRungs::default(),
         };
         let theirs = agreed("r", &["a", "b"]);
         let table = [

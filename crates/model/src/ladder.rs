@@ -35,16 +35,10 @@ pub const IN_PROCESS: Duration = Duration::from_millis(200);
 /// A remainder this short may be slept by the platform queue's own consumer, which saves the way
 /// through the rearm queue. The rungs of chains' delays are shorter than those by as much: the
 /// successor is written, sent and delivered in that time, and its tick begins when it is due.
-pub const AT_THE_DOOR: Duration = Duration::from_millis(10);
+pub const AT_THE_DOOR: Duration = Duration::from_millis(25);
 
 /// RabbitMQ's largest `x-message-ttl`: 2³² − 1 ms, some 49.7 days.
 pub const MAX_RUNG: Duration = Duration::from_millis(u32::MAX as u64);
-
-/// A tick that began later than this after it was due is behind. A few milliseconds more or less do not matter to its
-/// successor, but it matters that the rungs share the load. More than [`SHARED`], so that sharing puts no tick behind.
-const BEHIND: Duration = Duration::from_millis(50);
-/// So much longer than necessary may be the rung on which the successor of such a tick sleeps.
-const SHARED: Duration = Duration::from_millis(20);
 
 /// How many rungs a jittered interval gets inside its window.
 const JITTER_RUNGS: u32 = 16;
@@ -126,24 +120,6 @@ impl Ladder {
             Some(rung) if remaining >= IN_PROCESS => Hop::Further { rung },
             // A short named rung below the family's first must not cost a hop of its own.
             _ => Hop::Now { wait: remaining },
-        }
-    }
-
-    /// The next hop of the successor of a tick that began `late` after it was due; otherwise like [`Self::hop`].
-    ///
-    /// The shortest rung that will do is on time. But where rungs are milliseconds apart, as those of a small jitter
-    /// are, what it took to write the decision would bring most messages of a busy worker to the shortest of them,
-    /// and its queue is one process of the broker's. So the successor of a tick that is behind takes the
-    /// rung for which the delay was chosen. It is at most 20 ms later than with the shortest.
-    pub fn hop_after(&self, late: Duration, remaining: Duration, slop: Duration) -> Hop {
-        match self.hop(remaining, slop) {
-            Hop::Last { rung: shortest } if late > BEHIND => {
-                let meant = (remaining + slop).saturating_sub(AT_THE_DOOR).min(shortest + SHARED);
-                let above = self.rungs.partition_point(|rung| *rung <= meant);
-                let longest = above.checked_sub(1).map_or(shortest, |last| self.rungs[last]);
-                Hop::Last { rung: longest.max(shortest) }
-            }
-            hop => hop,
         }
     }
 
@@ -241,14 +217,14 @@ mod tests {
             (0, Hop::Now { wait: ms(0) }),
             (1, Hop::Now { wait: ms(1) }),
             (49, Hop::Now { wait: ms(49) }),
-            (10, Hop::Now { wait: ms(10) }),
+            (25, Hop::Now { wait: ms(25) }),
             (50, Hop::Last { rung: ms(50) }),
-            (60, Hop::Last { rung: ms(50) }),
-            (61, Hop::Now { wait: ms(61) }),
+            (75, Hop::Last { rung: ms(50) }),
+            (76, Hop::Now { wait: ms(76) }),
             (199, Hop::Now { wait: ms(199) }),
             (200, Hop::Last { rung: ms(200) }),
-            (210, Hop::Last { rung: ms(200) }),
-            (211, Hop::Further { rung: ms(200) }),
+            (225, Hop::Last { rung: ms(200) }),
+            (226, Hop::Further { rung: ms(200) }),
             (60_000, Hop::Last { rung: ms(60_000) }),
             (60_999, Hop::Further { rung: ms(60_000) }),
             (61_000, Hop::Last { rung: ms(61_000) }),
@@ -287,58 +263,6 @@ mod tests {
         }
         assert_eq!(rungs_of_interval(every, jitter).len(), 16);
         assert_eq!(rungs_of_interval(50 * MS, Duration::ZERO), [50 * MS, 50 * MS]);
-    }
-
-    #[test]
-    fn what_is_behind_takes_the_rung_that_was_meant() {
-        let ms = Duration::from_millis;
-        let small = rungs_of_interval(ms(1_000), ms(8));
-        let (low, high) = (ms(983), ms(997));
-        assert_eq!((small.iter().min(), small.iter().max()), (Some(&low), Some(&high)));
-        let jittered = Ladder::new(small);
-        let one = Ladder::new(rungs_of_interval(ms(1_000), Duration::ZERO));
-        let wide = Ladder::new([ms(61_000), ms(61_030)]);
-        // The ladder, how late the tick was, the delay, what has passed of it, and the rung.
-        let table = [
-            (&jittered, 0, 1_007, 16, low),
-            (&jittered, 50, 1_007, 16, low),
-            (&jittered, 51, 1_007, 16, high),
-            (&jittered, 5_000, 1_007, 0, high),
-            (&jittered, 5_000, 1_007, 100, high),
-            (&jittered, 5_000, 993, 16, low),
-            (&jittered, 5_000, 1_000, 16, ms(990)),
-            // With one rung there is nothing to share: the exact one beside it would be later.
-            (&one, 0, 1_000, 16, ms(990)),
-            (&one, 5_000, 1_000, 16, ms(990)),
-            (&one, 5_000, 1_000, 5, ms(990)),
-            // Only within those 20 ms.
-            (&wide, 5_000, 61_040, 45, ms(61_000)),
-            (&wide, 5_000, 61_040, 5, ms(61_030)),
-        ];
-        for (ladder, late, delay, passed, rung) in table {
-            let hop = ladder.hop_after(ms(late), ms(delay - passed), ms(passed));
-            assert_eq!(hop, Hop::Last { rung }, "{delay} ms, {late} ms late, after {passed} ms");
-        }
-        // What needs more hops, or none, is as ever.
-        for left in [5, 7_654_321] {
-            assert_eq!(one.hop_after(ms(5_000), ms(left), ms(5)), one.hop(ms(left), ms(5)));
-        }
-    }
-
-    #[test]
-    fn the_rungs_of_a_small_jitter_share_what_is_behind() {
-        let (every, jitter, passed) = (Duration::from_secs(1), 8 * MS, 12 * MS);
-        let ladder = Ladder::new(rungs_of_interval(every, jitter));
-        let busiest = |late: Duration| {
-            let mut rungs = std::collections::BTreeMap::<Duration, usize>::new();
-            for delay in jitter_rungs(every, jitter) {
-                let Hop::Last { rung } = ladder.hop_after(late, delay - passed, passed) else { panic!("{delay:?}") };
-                *rungs.entry(rung).or_default() += 1;
-            }
-            rungs.into_values().max()
-        };
-        assert_eq!(busiest(Duration::from_secs(1)), Some(2));
-        assert!(busiest(Duration::ZERO) >= Some(10));
     }
 
     #[test]
@@ -399,24 +323,6 @@ mod tests {
                 prop_assert_eq!(hops, u32::from(ms > 10));
                 prop_assert_eq!(slept + wait, Duration::from_millis(ms));
                 prop_assert!(wait <= AT_THE_DOOR);
-            }
-        }
-
-        #[test]
-        fn what_is_behind_is_on_a_rung_that_is_little_longer_and_within_the_slop(
-            delay in 1u64..90_000_000,
-            slop in 0u64..200,
-            late in 0u64..200,
-            named in prop::collection::vec(1u64..100_000_000, 0..20),
-        ) {
-            let ladder = Ladder::new(named.iter().copied().map(Duration::from_millis));
-            let [delay, slop, late] = [delay, slop, late].map(Duration::from_millis);
-            match (ladder.hop(delay, slop), ladder.hop_after(late, delay, slop)) {
-                (Hop::Last { rung: shortest }, Hop::Last { rung }) => {
-                    prop_assert!(rung >= shortest && rung <= shortest + SHARED && rung <= delay + slop);
-                    prop_assert!(late > BEHIND || rung == shortest);
-                }
-                (hop, other) => prop_assert_eq!(hop, other),
             }
         }
 

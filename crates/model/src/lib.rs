@@ -7,8 +7,8 @@
 //!
 //! 1. [`job`]: the message that travels, and what a handler gets of it. [`encryption`] seals payloads,
 //!    [`trace_context`] is what a message carries of a trace.
-//! 2. [`topology`], [`ladder`], [`lanes`]: the queues of the broker; a delay as hops over rungs; which queue of a
-//!    platform queue a message takes.
+//! 2. [`topology`], [`ladder`], [`spread`], [`lanes`]: the queues of the broker; a delay as hops over rungs; rungs that
+//!    take the load of a hot one; which queue of a platform queue a message takes.
 //! 3. [`pacing`]: limits, slots, breakers, budgets, and operators' orders on them.
 //! 4. [`guard`]: whether a manual run may start. [`deaths`]: runs that workers die over. [`fleet`]: workers and queues,
 //!    and what operators have ordered of them.
@@ -42,5 +42,6 @@ pub mod reason;
 pub mod schedule;
 pub mod scope;
 pub mod secret;
+pub mod spread;
 pub mod topology;
 pub mod trace_context;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::clock::short_duration;
 use crate::ladder::Ladder;
+use crate::spread::HotRungs;
 
 /// The names of everything on the broker, from the configured prefix.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,21 +188,34 @@ impl Topology {
             topology.bind(names.jobs(), queue.clone(), queue);
         }
 
-        for rung in rungs {
-            let name = names.rung(*rung);
-            topology.fanout(name.clone());
-            topology.queue(
-                name.clone(),
-                vec![
-                    ("x-message-ttl", Argument::Number(rung.as_millis() as i64)),
-                    ("x-dead-letter-exchange", Argument::Text(names.jobs())),
-                    ("x-dead-letter-strategy", Argument::Text("at-least-once".into())),
-                    ("x-overflow", Argument::Text("reject-publish".into())),
-                ],
-            );
-            topology.bind(name.clone(), name, String::new());
-        }
+        rungs.iter().for_each(|rung| topology.rung(*rung));
         topology
+    }
+
+    /// The same with the siblings of hot rungs.
+    #[must_use]
+    pub fn with_siblings(mut self, hot: &HotRungs) -> Self {
+        for rung in hot.siblings() {
+            if !self.queues.iter().any(|queue| queue.ttl() == Some(rung)) {
+                self.rung(rung);
+            }
+        }
+        self
+    }
+
+    fn rung(&mut self, rung: Duration) {
+        let (name, jobs) = (self.names.rung(rung), self.names.jobs());
+        self.fanout(name.clone());
+        self.queue(
+            name.clone(),
+            vec![
+                ("x-message-ttl", Argument::Number(rung.as_millis() as i64)),
+                ("x-dead-letter-exchange", Argument::Text(jobs)),
+                ("x-dead-letter-strategy", Argument::Text("at-least-once".into())),
+                ("x-overflow", Argument::Text("reject-publish".into())),
+            ],
+        );
+        self.bind(name.clone(), name, String::new());
     }
 
     fn fanout(&mut self, name: String) {
@@ -244,6 +258,21 @@ mod tests {
         assert!(seven.arguments.contains(&("x-dead-letter-strategy", text("at-least-once"))));
         assert!(seven.arguments.contains(&("x-dead-letter-exchange", text("r.jobs"))));
         assert!(seven.arguments.contains(&("x-overflow", text("reject-publish"))));
+    }
+
+    #[test]
+    fn siblings_are_rungs_like_others_and_each_is_there_once() {
+        let (rung, next) = (Duration::from_secs(7), Duration::from_millis(7_001));
+        let hot = HotRungs::default().with(rung).unwrap();
+        let topology = Topology::new(Names::new("r"), ["work"], &Ladder::new([rung, next]));
+        let wider = topology.clone().with_siblings(&hot);
+        let names = |topology: &Topology| topology.queues.iter().map(|queue| queue.name.clone()).collect::<Vec<_>>();
+        let (before, after) = (names(&topology), names(&wider));
+        assert_eq!(after[..before.len()], before);
+        let more: Vec<String> = (2..=8).map(|ms| format!("r.delay.700{ms}ms")).collect();
+        assert_eq!(after[before.len()..], more);
+        assert_eq!(wider.bindings.len(), topology.bindings.len() + more.len());
+        assert_eq!(topology.clone().with_siblings(&HotRungs::default()), topology);
     }
 
     #[test]

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use roundelay_engine::topology_guard;
 use serde::Serialize;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -13,7 +12,7 @@ use utoipa::ToSchema;
 
 use super::problem::Result;
 use crate::api::state::Api;
-use crate::inspect::delays::is_native;
+use crate::inspect::delays::{Known, is_native};
 use crate::inspect::ladder::{RungReport, SleepReport, rungs, sleepers};
 
 /// How long an answer about the rungs is reused: each one asks the broker a hundred questions.
@@ -35,15 +34,15 @@ struct Look {
 impl Look {
     async fn at(api: &Api) -> Result<Self> {
         let (config, broker) = (api.config(), &*api.connections().await?.broker);
-        let found = topology_guard::found(api.ledger()).await?;
-        let native = is_native(&config, found);
+        let known = Known::by(api.ledger()).await?;
+        let native = is_native(&config, known.found);
         let (rungs, queues, why) = match native {
             true => {
                 let (queues, why) = sleepers(&config, broker).await;
                 (Vec::new(), queues, why)
             }
             false => {
-                let (rungs, why) = rungs(&config, broker).await;
+                let (rungs, why) = rungs(&config, &known.hot_rungs, broker).await;
                 (rungs, Vec::new(), why)
             }
         };

@@ -12,6 +12,7 @@ use roundelay_ledger::sqlite::SqliteLedger;
 use roundelay_ledger::{Ledger, LedgerError, LedgerUrl};
 use roundelay_model::clock::Clock;
 use roundelay_model::secret::Secret;
+use roundelay_model::spread::HotRungs;
 use roundelay_model::topology::Topology;
 
 /// Opens the configured ledger for reading only, or says why there is none to read. Nothing is created or changed.
@@ -29,10 +30,29 @@ pub async fn ledger_to_read(config: &Config) -> Result<Arc<dyn Ledger>, String> 
     })
 }
 
-/// What the last probe of the broker has found; nothing if no ledger can be read, or it does not know.
-pub async fn found(config: &Config) -> Option<Found> {
-    let ledger = ledger_to_read(config).await.ok()?;
-    topology_guard::found(&*ledger).await.ok()?
+/// What the ledger knows of how messages sleep.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// What the last probe of the broker has found.
+    pub found: Option<Found>,
+    /// Which rungs were hot, and so have siblings.
+    pub hot_rungs: HotRungs,
+}
+
+impl Known {
+    /// What this ledger knows.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    pub async fn by(ledger: &dyn Ledger) -> Result<Self, LedgerError> {
+        Ok(Self { found: topology_guard::found(ledger).await?, hot_rungs: topology_guard::hot_rungs(ledger).await? })
+    }
+
+    /// What the configured ledger knows; nothing if it cannot be read.
+    pub async fn of(config: &Config) -> Self {
+        let Ok(ledger) = ledger_to_read(config).await else { return Self::default() };
+        Self::by(&*ledger).await.unwrap_or_default()
+    }
 }
 
 /// Whether messages sleep on their own queues (pure).
@@ -48,8 +68,11 @@ pub fn is_native(config: &Config, found: Option<Found>) -> bool {
 }
 
 /// What has to exist on the broker (pure).
-pub fn topology(config: &Config, found: Option<Found>) -> Topology {
-    if is_native(config, found) { config.native_topology() } else { config.ladder_topology() }
+pub fn topology(config: &Config, known: &Known) -> Topology {
+    match is_native(config, known.found) {
+        true => config.native_topology(),
+        false => config.ladder_topology().with_siblings(&known.hot_rungs),
+    }
 }
 
 /// What has to exist on the broker, and what there differs from that.
@@ -59,15 +82,15 @@ pub fn topology(config: &Config, found: Option<Found>) -> Topology {
 pub async fn differences(
     config: &Config,
     broker: &RabbitBroker,
-    found: Option<Found>,
+    known: &Known,
 ) -> Result<(Topology, Vec<check::Finding>), BrokerError> {
     let management = config.broker.management.as_ref().map(Secret::expose);
-    let (ladder, native) = (config.ladder_topology(), config.native_topology());
-    if !is_native(config, found) {
+    let (ladder, native) = (config.ladder_topology().with_siblings(&known.hot_rungs), config.native_topology());
+    if !is_native(config, known.found) {
         let findings = broker.check(&ladder, management).await?;
         // The ledger does not say yet how messages sleep. If the broker has no rung, messages sleep on their queues, or no
         // worker has started: a worker that needs rungs declares them.
-        let unknown = found.is_none() && config.broker.delays == Delays::Auto;
+        let unknown = known.found.is_none() && config.broker.delays == Delays::Auto;
         if !(unknown && lacks_all_rungs(&ladder, &findings)) {
             return Ok((ladder, findings));
         }
@@ -119,7 +142,8 @@ mod tests {
         for (text, found, native) in table {
             let config = config(&text);
             assert_eq!(is_native(&config, found), native, "{text} {found:?}");
-            assert_eq!(rungs(&topology(&config, found)).next().is_none(), native, "{text} {found:?}");
+            let known = Known { found, hot_rungs: HotRungs::default() };
+            assert_eq!(rungs(&topology(&config, &known)).next().is_none(), native, "{text} {found:?}");
         }
     }
 

@@ -1,9 +1,11 @@
 //! How many messages sleep where: on each rung, or on each queue.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use roundelay_broker::Broker;
 use roundelay_config::Config;
+use roundelay_model::spread::HotRungs;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -31,11 +33,11 @@ pub struct SleepReport {
 
 const EMBEDDED: &str = "messages sleep in the worker's process, which has the embedded broker";
 
-/// All rungs, from the shortest delay, and why the broker could not be asked.
-pub async fn rungs(config: &Config, broker: &dyn Broker) -> (Vec<RungReport>, Option<String>) {
+/// All rungs with their siblings, from the shortest delay, and why the broker could not be asked.
+pub async fn rungs(config: &Config, hot: &HotRungs, broker: &dyn Broker) -> (Vec<RungReport>, Option<String>) {
     let names = config.topology().names;
-    let rungs: Vec<(String, Duration)> =
-        config.ladder.rungs().iter().map(|delay| (names.rung(*delay), *delay)).collect();
+    let delays: BTreeSet<Duration> = config.ladder.rungs().iter().copied().chain(hot.siblings()).collect();
+    let rungs: Vec<(String, Duration)> = delays.into_iter().map(|delay| (names.rung(delay), delay)).collect();
     let queues: Vec<String> = rungs.iter().map(|(name, _)| name.clone()).collect();
     let asked = BrokerStatus::about(queues, config, broker).await;
     let report = |(name, delay): (String, Duration)| RungReport {

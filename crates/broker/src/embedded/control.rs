@@ -106,6 +106,12 @@ impl EmbeddedBroker {
         state.watch(queue);
     }
 
+    /// Makes rungs slow: each takes so long to hand a message on, one message after the other, as a quorum queue that is
+    /// one busy process.
+    pub fn slow_rungs(&self, takes: Duration) {
+        self.node.change(|state, _| state.rung_takes = takes);
+    }
+
     /// Goes by this clock, which says until when messages sleep on their queues. Without this it is the machine's.
     pub fn goes_by(&self, clock: Clock) {
         self.node.change(|state, _| state.clock = clock);

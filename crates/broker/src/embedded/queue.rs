@@ -92,6 +92,8 @@ pub(super) struct Queue {
     pub(super) returned: VecDeque<Stored>,
     /// What has not been delivered yet.
     pub(super) ready: VecDeque<Stored>,
+    /// When the time of the message that came last is over, on a rung.
+    pub(super) handed_on: Option<Instant>,
     /// What sleeps, by the time until when, and by the order in which it came.
     asleep: BTreeMap<(Time, u64), Stored>,
     /// Grows with every message that is put to sleep.
@@ -125,6 +127,7 @@ impl Queue {
             used: Instant::now(),
             returned: VecDeque::new(),
             ready: VecDeque::new(),
+            handed_on: None,
             asleep: BTreeMap::new(),
             put_asleep: 0,
             dying: Dying::default(),

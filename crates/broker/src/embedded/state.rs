@@ -30,6 +30,8 @@ pub(super) struct State {
     pub(super) clock: Clock,
     /// and how far it is ahead of what `clock` shows, in milliseconds.
     pub(super) ahead: i64,
+    /// So long a rung takes to hand a message on, one after the other.
+    pub(super) rung_takes: Duration,
     pub(super) running: bool,
     pub(super) exchanges: BTreeMap<String, Routes>,
     pub(super) queues: BTreeMap<String, Queue>,
@@ -66,6 +68,7 @@ impl State {
             profile,
             clock: Clock::System,
             ahead: 0,
+            rung_takes: Duration::ZERO,
             running: true,
             exchanges: BTreeMap::new(),
             queues: BTreeMap::new(),
@@ -190,7 +193,11 @@ impl State {
         let parks = self.profile.parks();
         let Some(queue) = self.queues.get_mut(name) else { return };
         // Its time on the queue runs while it sleeps; but it sleeps to the end.
-        message.expires = queue.settings.ttl.map(|ttl| Instant::now() + ttl);
+        message.expires = queue.settings.ttl.map(|ttl| {
+            let over = Instant::now() + ttl;
+            let after = queue.handed_on.filter(|_| !self.rung_takes.is_zero()).map(|last| last + self.rung_takes);
+            *queue.handed_on.insert(after.map_or(over, |after| over.max(after)))
+        });
         if let Some(until) = message.asleep_until.filter(|until| parks && now.is_some_and(|now| now < *until)) {
             let first = queue.all_asleep().next().is_none_or(|(first, _)| until < first);
             queue.put_asleep(until, message);

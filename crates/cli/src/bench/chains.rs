@@ -8,15 +8,15 @@ use roundelay_lab::bench::chains::{Comparison, Figures, Load, Settings};
 use roundelay_lab::bench::stages::Stages;
 use roundelay_model::clock::parse_duration;
 
-use super::{Target, note};
+use super::{Target, Work, note};
 use crate::{grouped, screen};
 
 /// Cycles per second and lateness of chains with a handler that does nothing.
 ///
 /// A cycle is: consume a message, publish its successor to a rung, wait for the confirmation, acknowledge. The raw loop
-/// does just that, through the client library, with no engine and no ledger. Engine and raw loop take turns, so that
-/// noise on the machine affects both. The first measurement has more chains than can be served, which shows the
-/// capacity; the second has as many as make `--rate`, which shows the lateness.
+/// does just that, through the client library, with no engine and no ledger; its messages sleep like the engine's.
+/// Engine and raw loop take turns, so that noise on the machine affects both. The first measurement has more chains than
+/// can be served, which shows the capacity; the second has as many as make `--rate`, which shows the lateness.
 #[derive(Args)]
 pub struct Chains {
     #[command(flatten)]
@@ -40,18 +40,10 @@ pub struct Chains {
     /// How many turns engine and raw loop take within that time.
     #[arg(long, default_value_t = 4)]
     turns: u32,
-    /// How messages sleep: on the ladder, natively on their own queue, or as the broker lets them. The
-    /// raw loop's sleep like the engine's.
-    #[arg(long, default_value = "auto", value_parser = ["auto", "native", "ladder"])]
-    delays: String,
-    /// How many messages a worker processes at the same time.
-    #[arg(long, default_value_t = 512)]
-    concurrency: u16,
+    #[command(flatten)]
+    work: Work,
     #[command(flatten)]
     load: Of,
-    /// Print a JSON object.
-    #[arg(long)]
-    json: bool,
 }
 
 /// What the chains are like, and what is in the ledger beside them.
@@ -90,13 +82,13 @@ impl Chains {
             delay: self.delay,
             length: self.length,
             turns: self.turns.max(1),
-            concurrency: self.concurrency.max(1),
-            delays: self.delays,
+            concurrency: self.work.concurrency.max(1),
+            delays: self.work.delays,
             load: self.load.load(),
             allocations: None,
         };
         let report = chains::run(&settings, note).await?;
-        if self.json {
+        if self.place.json {
             return screen::json(&report);
         }
         if let Some(capacity) = &report.capacity {

@@ -9,14 +9,15 @@ use roundelay_lab::bench::compare::{Report, Settings};
 use roundelay_model::clock::{parse_duration, short_duration};
 use serde::Serialize;
 
-use super::{Ledger, elsewhere, here, note};
+use super::{Ledger, Work, elsewhere, here, note};
 use crate::table::{Column, Table};
 use crate::{grouped, screen};
 
 /// The two kinds of work that other schedulers publish figures for, on each broker and ledger.
 ///
 /// One worker burns down jobs that do nothing, published before it starts. Then it runs chains that recur, with all its
-/// chores. Run another scheduler's benchmark with the same numbers on the same machine to compare.
+/// chores. Run another scheduler's benchmark with the same numbers on the same machine to compare. `--delays` is for
+/// RabbitMQ.
 #[derive(Args)]
 pub struct Compare {
     /// A RabbitMQ to compare as well: amqp://user:password@host:port/vhost.
@@ -37,12 +38,8 @@ pub struct Compare {
     /// How long to measure the chains.
     #[arg(long = "for", value_name = "DURATION", default_value = "20s", value_parser = parse_duration)]
     length: Duration,
-    /// How messages sleep on RabbitMQ: on the ladder, natively on their own queue, or as the broker lets them.
-    #[arg(long, default_value = "auto", value_parser = ["auto", "native", "ladder"])]
-    delays: String,
-    /// How many messages the worker processes at the same time.
-    #[arg(long, default_value_t = 512)]
-    concurrency: u16,
+    #[command(flatten)]
+    work: Work,
     /// Print a JSON array, with an object for each broker and ledger.
     #[arg(long)]
     json: bool,
@@ -75,9 +72,9 @@ impl Compare {
                     chains: self.chains,
                     every: self.every,
                     length: self.length,
-                    concurrency: self.concurrency.max(1),
+                    concurrency: self.work.concurrency.max(1),
                     // The embedded broker has its own way.
-                    delays: if url == "embedded" { "auto".into() } else { self.delays.clone() },
+                    delays: if url == "embedded" { "auto".into() } else { self.work.delays.clone() },
                 };
                 let report = compare::run(&settings, |text| note(&format!("{broker}, {name}: {text}"))).await?;
                 places.push(Place { broker, ledger: name, report });

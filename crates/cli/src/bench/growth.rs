@@ -9,7 +9,7 @@ use roundelay_lab::bench::growth::What;
 use roundelay_model::clock::parse_duration;
 use serde::Serialize;
 
-use super::{Target, elsewhere, here, note};
+use super::{Target, Work, elsewhere, here, note};
 use crate::table::{Column, Table};
 use crate::{grouped, screen};
 
@@ -50,15 +50,8 @@ pub struct Growth {
     /// How many turns engine and raw loop take within that time.
     #[arg(long, default_value_t = 1)]
     turns: u32,
-    /// How messages sleep: on the ladder, natively on their own queue, or as the broker lets them.
-    #[arg(long, default_value = "auto", value_parser = ["auto", "native", "ladder"])]
-    delays: String,
-    /// How many messages a worker processes at the same time.
-    #[arg(long, default_value_t = 512)]
-    concurrency: u16,
-    /// Print a JSON array, with an object for each row.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    work: Work,
 }
 
 #[derive(Serialize)]
@@ -91,8 +84,8 @@ impl Growth {
                 delay: self.delay,
                 length: self.length,
                 turns: self.turns.max(1),
-                concurrency: self.concurrency.max(1),
-                delays: self.delays.clone(),
+                concurrency: self.work.concurrency.max(1),
+                delays: self.work.delays.clone(),
                 load: Load::default(),
                 allocations: None,
             };
@@ -107,7 +100,7 @@ impl Growth {
             }
         }
         let ended = failed.map_or(Ok(()), |error| Err(error.into()));
-        if self.json {
+        if self.place.json {
             return screen::json(&rows).and(ended);
         }
         let mut table = Table::new([

@@ -21,9 +21,6 @@ pub struct Keys {
     /// How many messages are processed at the same time.
     #[arg(long, default_value_t = 512)]
     concurrency: u16,
-    /// Print a JSON object.
-    #[arg(long)]
-    json: bool,
 }
 
 impl Keys {
@@ -36,7 +33,7 @@ impl Keys {
             concurrency: self.concurrency.max(1),
         };
         let report = keys::run(&settings, note).await?;
-        if self.json {
+        if self.place.json {
             return screen::json(&report);
         }
         let [_, used, after] = report.remembered;

@@ -24,9 +24,6 @@ pub struct Ladder {
     /// On RabbitMQ, the longest delay to measure.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = parse_duration)]
     longest: Duration,
-    /// Print a JSON array.
-    #[arg(long)]
-    json: bool,
 }
 
 impl Ladder {
@@ -39,7 +36,7 @@ impl Ladder {
             longest: self.longest,
         };
         let reports = ladder::run(&settings, note).await?;
-        if self.json {
+        if self.place.json {
             return screen::json(&reports);
         }
         for report in &reports {

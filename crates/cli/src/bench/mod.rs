@@ -53,6 +53,20 @@ struct Target {
     /// `sqlite://PATH`, or with RabbitMQ `postgres://…`; by default a file in the temporary folder, removed at the end.
     #[arg(long, value_name = "URL")]
     ledger: Option<String>,
+    /// Print JSON: an object, or an array with one for each row.
+    #[arg(long, display_order = 100)]
+    json: bool,
+}
+
+/// The workers of a measurement.
+#[derive(Args)]
+struct Work {
+    /// How messages sleep: on the ladder, natively on their own queue, or as the broker lets them.
+    #[arg(long, default_value = "auto", value_parser = ["auto", "native", "ladder"])]
+    delays: String,
+    /// How many messages a worker processes at the same time.
+    #[arg(long, default_value_t = 512)]
+    concurrency: u16,
 }
 
 impl Bench {

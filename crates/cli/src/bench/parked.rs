@@ -36,9 +36,6 @@ pub struct Parked {
     /// How long to measure.
     #[arg(long = "for", value_name = "DURATION", default_value = "1m", value_parser = parse_duration)]
     length: Duration,
-    /// Print a JSON object.
-    #[arg(long)]
-    json: bool,
 }
 
 impl Parked {
@@ -56,7 +53,7 @@ impl Parked {
             length: self.length,
         };
         let report = parked::run(&settings, note).await?;
-        if self.json {
+        if self.place.json {
             return screen::json(&report);
         }
         out!(

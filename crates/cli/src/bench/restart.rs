@@ -30,9 +30,6 @@ pub struct Restart {
     /// How many messages a worker processes at the same time.
     #[arg(long, default_value_t = 512)]
     concurrency: u16,
-    /// Print a JSON object.
-    #[arg(long)]
-    json: bool,
 }
 
 impl Restart {
@@ -47,7 +44,7 @@ impl Restart {
             concurrency: self.concurrency.max(1),
         };
         let report = restart::run(&settings, note).await?;
-        if self.json {
+        if self.place.json {
             return screen::json(&report);
         }
         out!(

@@ -43,9 +43,6 @@ pub struct Shards {
     /// How many messages are processed at the same time, on all queues together.
     #[arg(long, default_value_t = 512)]
     concurrency: u16,
-    /// Print a JSON object.
-    #[arg(long)]
-    json: bool,
 }
 
 impl Shards {
@@ -63,7 +60,7 @@ impl Shards {
             concurrency: self.concurrency.max(1),
         };
         let report = shards::run(&settings, note).await?;
-        if self.json {
+        if self.place.json {
             return screen::json(&report);
         }
         let delay = short_duration(Duration::from_millis(report.delay_ms));

@@ -41,9 +41,6 @@ pub struct Throttles {
     /// How many messages each worker processes at the same time. By default what the throttle needs.
     #[arg(long)]
     concurrency: Option<u16>,
-    /// Print a JSON array.
-    #[arg(long)]
-    json: bool,
 }
 
 impl Throttles {
@@ -61,7 +58,7 @@ impl Throttles {
             concurrency: self.concurrency,
         };
         let reports = throttles::run(&settings, note).await?;
-        if self.json {
+        if self.place.json {
             screen::json(&reports)?;
         } else {
             reports.iter().for_each(show);

@@ -130,6 +130,7 @@ pub struct Families {
     ledger_up: Gauge,
     broker_up: Gauge,
     native_delays: Gauge,
+    hot_rungs: Gauge,
     broker_clock_ahead: Seconds,
     certificates: Family<ByWhose, Seconds>,
     ready: Gauge,
@@ -180,6 +181,7 @@ impl Families {
             ledger_up: Gauge::default(),
             broker_up: Gauge::default(),
             native_delays: Gauge::default(),
+            hot_rungs: Gauge::default(),
             broker_clock_ahead: Seconds::default(),
             certificates: Family::default(),
             ready: Gauge::default(),
@@ -289,6 +291,11 @@ impl Families {
             self.native_delays.clone(),
         );
         to.register(
+            "hot_rungs",
+            "How many delay queues were hot, and have others of neighbouring delays beside them, which take their load",
+            self.hot_rungs.clone(),
+        );
+        to.register(
             "broker_clock_ahead_seconds",
             "How far the broker's clock is ahead of the ledger's, where messages sleep on their own queue",
             self.broker_clock_ahead.clone(),
@@ -313,6 +320,10 @@ impl Families {
         self.ready.set(ready.into());
         self.broker_up.set(broker.into());
         self.ledger_up.set(ledger.into());
+    }
+
+    pub fn hot_rungs(&self, hot: usize) {
+        self.hot_rungs.set(i64::try_from(hot).unwrap_or(i64::MAX));
     }
 
     pub fn delays(&self, native: Option<i64>) {

@@ -220,6 +220,11 @@ impl Telemetry {
         self.families.up(broker, ledger, ready);
     }
 
+    /// Sets how many rungs were hot, and so have siblings.
+    pub fn hot_rungs(&self, hot: usize) {
+        self.families.hot_rungs(hot);
+    }
+
     /// Sets how messages sleep: on rungs, or natively on a broker whose clock is ahead by so many milliseconds.
     pub fn delays(&self, native: Option<i64>) {
         self.families.delays(native);

@@ -12,7 +12,7 @@ use roundelay_engine::enroll::{Enroller, Entity};
 use roundelay_engine::life::Probe;
 use roundelay_engine::roster::{SyncError, Wishes};
 use roundelay_engine::telemetry::{Latenesses, Telemetry};
-use roundelay_engine::{Connections, Engine, StartError, delays, embedded_broker, roster};
+use roundelay_engine::{Connections, Engine, StartError, delays, embedded_broker, roster, topology_guard};
 use roundelay_handler::Context;
 use roundelay_ledger::{ChainFilter, ChainOrder, Traffic};
 use roundelay_model::job::Job;
@@ -77,7 +77,9 @@ impl Ground {
 
     /// Uses these connections, at least one.
     pub(super) async fn on(config: Config, workers: Vec<Connections>) -> Result<Self, StartError> {
-        let (topology, ground) = (config.topology(), Self { config, workers });
+        let ground = Self { config, workers };
+        let hot = topology_guard::hot_rungs(&*ground.first().ledger).await?;
+        let topology = ground.config.topology().with_siblings(&hot);
         ground.first().broker.remove(&topology).await?;
         delays::declare(&ground.config, ground.first()).await?;
         ground.end_chains().await?;
@@ -228,7 +230,8 @@ impl Ground {
         self.end_chains().await?;
         if !matches!(self.config.broker.url, BrokerUrl::Embedded) {
             let connections = Connections::open(&self.config).await?;
-            connections.broker.remove(&self.config.topology()).await?;
+            let hot = topology_guard::hot_rungs(&*connections.ledger).await?;
+            connections.broker.remove(&self.config.topology().with_siblings(&hot)).await?;
             connections.broker.close().await;
         }
         Ok(())

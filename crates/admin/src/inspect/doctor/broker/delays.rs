@@ -1,23 +1,27 @@
 //! How messages sleep: on their own queues, or on rungs (pure).
 
 use roundelay_broker::Delays;
-use roundelay_engine::topology_guard::Found;
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 
+use crate::inspect::delays::Known;
 use crate::inspect::doctor::finding::{Area, Finding, span};
 
 /// Clocks that differ by more milliseconds than this are likely to be set, in one step.
 const APART: i64 = 5_000;
 
 /// What follows from the setting, and from what workers have found. Nothing while they have found nothing.
-pub(super) fn delays(setting: Delays, found: Option<Found>, calendar: &Calendar) -> Option<Finding> {
+pub(super) fn delays(setting: Delays, known: &Known, calendar: &Calendar) -> Option<Finding> {
     const WHAT: &str = "delays";
-    let good = |seen: &str| Some(Finding::good(Area::Broker, WHAT, seen));
+    let hot = match known.hot_rungs.len() {
+        0 => String::new(),
+        hot => format!("; {} more take the load of {hot} hot ones", known.hot_rungs.siblings().count()),
+    };
+    let on_rungs = |why: &str| Some(Finding::good(Area::Broker, WHAT, format!("on rungs{why}{hot}")));
     if setting == Delays::Ladder {
-        return good("on rungs, as broker.delays says");
+        return on_rungs(", as broker.delays says");
     }
-    let found = found?;
+    let found = known.found?;
     if found.early {
         let seen = format!(
             "a message came before its time at {}: all messages sleep on rungs since then",
@@ -43,7 +47,7 @@ pub(super) fn delays(setting: Delays, found: Option<Found>, calendar: &Calendar)
                 "a worker that starts is refused; those that run use rungs",
                 "upgrade all nodes of the cluster to RabbitMQ 4.4, or set broker.delays to `auto`",
             )),
-            _ => good("on rungs: this broker does not let messages sleep on their queues; RabbitMQ does from 4.4 on"),
+            _ => on_rungs(": this broker does not let messages sleep on their queues; RabbitMQ does from 4.4 on"),
         };
     }
     // The wall clock may have been set since the ledger's time began, and the broker's is only to agree with that.
@@ -69,7 +73,13 @@ pub(super) fn delays(setting: Delays, found: Option<Found>, calendar: &Calendar)
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use roundelay_engine::topology_guard::Found;
+    use roundelay_model::spread::HotRungs;
+
     use super::*;
+    use crate::inspect::delays::Known;
     use crate::inspect::doctor::finding::Grade;
     use crate::inspect::doctor::tests::have_fixes;
 
@@ -96,12 +106,19 @@ mod tests {
             (Delays::Native, found(false, 0, true), &even, Some((Grade::Warning, "sleep on rungs since then"))),
         ];
         for (setting, found, calendar, expected) in table {
-            let finding = delays(setting, found, calendar);
+            let finding = delays(setting, &Known { found, hot_rungs: HotRungs::default() }, calendar);
             assert_eq!(finding.as_ref().map(|of| of.result), expected.map(|(grade, _)| grade), "{setting:?} {found:?}");
             if let (Some(finding), Some((_, words))) = (&finding, expected) {
                 assert!(finding.seen.contains(words), "{words}: {}", finding.seen);
             }
             have_fixes(finding.as_slice());
         }
+    }
+
+    #[test]
+    fn hot_rungs_are_counted() {
+        let hot_rungs = HotRungs::default().with(Duration::from_secs(60)).unwrap();
+        let finding = delays(Delays::Ladder, &Known { found: None, hot_rungs }, &Calendar::default()).unwrap();
+        assert_eq!(finding.seen, "on rungs, as broker.delays says; 8 more take the load of 1 hot ones");
     }
 }

@@ -6,12 +6,11 @@ use roundelay_broker::rabbit::examine::Place;
 use roundelay_broker::rabbit::{RabbitBroker, check, examine};
 use roundelay_broker::{Broker, BrokerUrl};
 use roundelay_config::Config;
-use roundelay_engine::topology_guard::Found;
 use roundelay_model::topology::Topology;
 
 use super::BrokerFacts;
 use crate::inspect::broker::BrokerStatus;
-use crate::inspect::delays;
+use crate::inspect::delays::{self, Known};
 use crate::inspect::doctor::finding::{Gathered, limited};
 
 /// The facts about RabbitMQ; nothing if the broker is embedded in the worker's process.
@@ -29,26 +28,26 @@ pub async fn gather(config: &Config, within: Duration) -> Option<BrokerFacts> {
     // Which topology is the right one, the ledger knows.
     let topology = async {
         let (to_ask, to_compare) = (config.clone(), config.clone());
-        let found = limited(within, async move { delays::found(&to_ask).await }).await.unwrap_or_default();
-        (found, limited(within, differences(to_compare, found)).await)
+        let known = limited(within, async move { Known::of(&to_ask).await }).await.unwrap_or_default();
+        (known.clone(), limited(within, differences(to_compare, known)).await)
     };
     let asked = limited(within, depths(config.clone()));
-    let (told, reached, (found, differences), asked) = tokio::join!(told, reached, topology, asked);
+    let (told, reached, (known, differences), asked) = tokio::join!(told, reached, topology, asked);
     let (topology, differences) = match differences.and_then(|differences| differences) {
         Ok((topology, differences)) => (topology, Ok(differences)),
-        Err(why) => (delays::topology(config, found), Err(why)),
+        Err(why) => (delays::topology(config, &known), Err(why)),
     };
     let (reached, certificates) = match reached {
         Ok((reached, certificates)) => (Ok(reached), certificates),
         Err(why) => (Err(why), Vec::new()),
     };
     let asked = asked.unwrap_or_else(BrokerStatus::Away);
-    Some(BrokerFacts { place, reached, certificates, told, found, topology, differences, asked })
+    Some(BrokerFacts { place, reached, certificates, told, known, topology, differences, asked })
 }
 
-async fn differences(config: Config, found: Option<Found>) -> Gathered<(Topology, Vec<check::Finding>)> {
+async fn differences(config: Config, known: Known) -> Gathered<(Topology, Vec<check::Finding>)> {
     let broker = RabbitBroker::open(&config.broker).await.map_err(|error| error.to_string())?;
-    let differences = delays::differences(&config, &broker, found).await;
+    let differences = delays::differences(&config, &broker, &known).await;
     broker.close().await;
     differences.map_err(|error| error.to_string())
 }

@@ -12,10 +12,10 @@ use roundelay_broker::rabbit::certificates::Certificate;
 use roundelay_broker::rabbit::check;
 use roundelay_broker::rabbit::examine::{Place, Reached, Told, Untold};
 use roundelay_config::Config;
-use roundelay_engine::topology_guard::Found;
 use roundelay_model::topology::Topology;
 
 use crate::inspect::broker::BrokerStatus;
+use crate::inspect::delays::Known;
 use crate::inspect::doctor::facts::Facts;
 use crate::inspect::doctor::finding::{Area, Finding, Gathered};
 use connection::{certificates, connection};
@@ -36,8 +36,8 @@ pub struct BrokerFacts {
     pub certificates: Vec<Certificate>,
     /// The management API's answer; nothing if none is configured.
     pub told: Option<Gathered<Result<Told, Untold>>>,
-    /// How messages sleep, if the ledger knows it.
-    pub found: Option<Found>,
+    /// What the ledger knows of how messages sleep.
+    pub known: Known,
     /// What has to exist.
     pub topology: Topology,
     /// The differences from the topology, or why they are not known.
@@ -66,7 +66,7 @@ pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
     all.extend(management(broker.told.as_ref(), place, topology, &needs));
     all.extend(declared(&broker.differences, is_in, topology));
     let calendar = facts.chains.as_ref().map(|chains| chains.calendar.clone()).unwrap_or_default();
-    all.extend(delays(config.broker.delays, broker.found, &calendar));
+    all.extend(delays(config.broker.delays, &broker.known, &calendar));
     all.extend(leftovers(&broker.asked, is_in, &topology.names));
     all
 }
