@@ -81,6 +81,8 @@ impl Sleeping {
 
     /// Where a message sleeps whose rung this is: there, or if that is hot on its siblings in turn.
     pub fn rung(&self, rung: Duration) -> Duration {
-        self.hot_rungs.read().rung(rung, self.turn.fetch_add(1, Ordering::Relaxed))
+        // Multiples of the golden ratio are even for each rung, also where rungs come in a regular order.
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed) as u64;
+        self.hot_rungs.read().rung(rung, turn.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32)
     }
 }

@@ -100,12 +100,30 @@ impl Sleepers {
                 }
             },
         };
-        let hot = topology_guard::hot_rungs(&*self.ledger).await;
-        self.broker.sleeping().set_hot_rungs(hot.map_err(of_ledger)?);
         let topology = self.topology(way);
-        self.broker.apply(&topology).await?;
+        self.broker.apply(topology).await?;
         self.broker.sleeping().set(way, None);
-        Ok(topology)
+        Ok(match way {
+            Way::Ladder => self.declare_siblings().await.unwrap_or_else(|| topology.clone()),
+            Way::Native { .. } => topology.clone(),
+        })
+    }
+
+    /// Declares the siblings of rungs that were hot, and uses them. A worker works without them, too: where they cannot be
+    /// had now, that is tried again once a minute.
+    async fn declare_siblings(&self) -> Option<Topology> {
+        let hot = topology_guard::hot_rungs(&*self.ledger).await.ok().filter(|hot| !hot.is_empty())?;
+        let wider = self.ladder_with(&hot);
+        match self.broker.apply(&wider).await {
+            Ok(()) => {
+                self.broker.sleeping().set_hot_rungs(hot);
+                Some(wider)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "delay queues that take the load of hot ones could not be declared");
+                None
+            }
+        }
     }
 
     /// How messages sleep, if natively, by a probe of the last minute or a new one.
@@ -115,10 +133,10 @@ impl Sleepers {
         Ok(Some(way).filter(|way| *way != Way::Ladder))
     }
 
-    fn topology(&self, way: Way) -> Topology {
+    fn topology(&self, way: Way) -> &Topology {
         match way {
-            Way::Ladder => self.ladder_with(&self.broker.sleeping().hot_rungs()),
-            Way::Native { .. } => self.native.clone(),
+            Way::Ladder => &self.ladder,
+            Way::Native { .. } => &self.native,
         }
     }
 
@@ -331,7 +349,7 @@ async fn take(publishing: &Publishing, way: Way) -> Result<(), BrokerError> {
     let early = sleepers.early.load(Ordering::Relaxed);
     // After a message that came early the way is this one already, and the rungs may not be there.
     if changes || early {
-        broker.apply(&sleepers.topology(way)).await?;
+        broker.apply(sleepers.topology(way)).await?;
     }
     if !early || way == Way::Ladder {
         broker.sleeping().set(way, None);
@@ -350,7 +368,17 @@ fn tell(publishing: &Publishing) {
 
 #[cfg(test)]
 mod tests {
+    use roundelay_broker::Settle;
+    use roundelay_broker::embedded::{EmbeddedBroker, Profile, PublishFault};
+    use roundelay_ledger::LedgerUrl;
+    use roundelay_ledger::sqlite::SqliteLedger;
+    use roundelay_model::clock::Clock;
+    use roundelay_model::topology::Names;
+
     use super::*;
+    use crate::builder::Engine;
+    use crate::core::Core;
+    use crate::trace::Tracer;
 
     #[test]
     fn a_probe_counts_while_it_is_new_and_what_came_early_for_longer() {
@@ -375,5 +403,103 @@ mod tests {
     fn what_a_probe_has_found_is_how_messages_sleep() {
         let found = |ahead| Found::probed(ahead, Time::from_millis(7)).way();
         assert_eq!([found(None), found(Some(-3))], [Way::Ladder, Way::Native { ahead: -3 }]);
+    }
+
+    /// What becomes of a delivery is of no interest here.
+    struct Connection {
+        lives: bool,
+    }
+
+    #[async_trait::async_trait]
+    impl Settle for Connection {
+        fn is_alive(&self) -> bool {
+            self.lives
+        }
+        async fn ack(self: Box<Self>) {}
+        async fn requeue(self: Box<Self>) {}
+    }
+
+    /// How far the broker's clock is ahead, in milliseconds.
+    const AHEAD: i64 = 7_000;
+
+    /// A worker whose queue `q` takes two messages at once, and its broker, on which messages sleep natively.
+    async fn worker() -> (Core, EmbeddedBroker) {
+        let text = "broker.url = \"embedded\"\nledger.url = \"sqlite://:memory:\"\n[queues.q]\nprefetch = 2\n";
+        let config = Config::parse(text, "a test", []).unwrap();
+        let (clock, entropy) = (Clock::starting_at(Time::from_millis(1_700_000_000_000)), Entropy::seeded(1));
+        let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &entropy).unwrap();
+        let node = EmbeddedBroker::with_profile(Names::new(&config.broker.prefix), Profile::Rabbit44);
+        node.goes_by(clock.clone());
+        node.set_clock(AHEAD);
+        node.apply(&config.native_topology()).await.unwrap();
+        let broker = node.connect();
+        broker.sleeping().set(Way::Native { ahead: AHEAD }, None);
+        let connections = Connections { broker: Arc::new(broker), ledger: Arc::new(ledger), clock, entropy };
+        let mut engine = Engine::new(config).without_chores();
+        let core = engine.core(connections, CancellationToken::new(), None, "w", Tracer::default()).unwrap();
+        (core, node)
+    }
+
+    /// A delivery of `q` that was to sleep until so many milliseconds from now, by the ledger's clock.
+    fn woken(core: &Core, early: i64, redelivered: bool, lives: bool) -> Delivery {
+        let until = Time::from_millis(core.ledger.now().as_millis() + AHEAD + early);
+        let delivery = Delivery::new("{}".into(), "q".into(), redelivered, 0, Box::new(Connection { lives }));
+        delivery.asleep_until(Some(until))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_woken_goes_to_the_end_of_a_full_queue() {
+        let in_time = IN_PROCESS.as_millis() as i64;
+        let table = [
+            ("woken", true, in_time, (false, true), None, true),
+            ("where there is room", false, in_time, (false, true), None, false),
+            ("early", true, in_time + 1, (false, true), None, false),
+            ("that comes again", true, in_time, (true, true), None, false),
+            ("of a connection that is gone", true, in_time, (false, false), None, false),
+            ("that the broker does not take", true, in_time, (false, true), Some(PublishFault::Refused), false),
+        ];
+        for (label, full, early, (redelivered, lives), fault, goes) in table {
+            let (core, node) = worker().await;
+            let queue = &core.queues["q"][0];
+            let _held: Vec<_> = (0..2).filter(|_| full).map(|_| queue.holds()).collect();
+            if let Some(fault) = fault {
+                node.on_publish(move |_| fault);
+            }
+            let delivery = woken(&core, early, redelivered, lives);
+            let settlement = core.publishing.to_the_end(queue, &delivery).await;
+            assert_eq!(settlement.is_some_and(|settlement| matches!(settlement, Settlement::Ack)), goes, "{label}");
+            assert_eq!(node.census().len(), usize::from(goes), "{label}");
+            if goes {
+                let sent = node.consume("q", 1).await.unwrap().next().await.unwrap();
+                assert_eq!((&*sent.body, sent.asleep_until), (&b"{}"[..], None), "{label}: it goes there once");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_go_to_the_end_in_a_second_than_may() {
+        let (core, _node) = worker().await;
+        let queue = &core.queues["q"][0];
+        let _held = [queue.holds(), queue.holds()];
+        let (begun, mut went) = (Instant::now(), 0);
+        while begun.elapsed() < Duration::from_secs(1) {
+            let settlement = core.publishing.to_the_end(queue, &woken(&core, 0, false, true)).await;
+            went += usize::from(settlement.is_some());
+            sleep(Duration::from_millis(1)).await;
+        }
+        let most = BEHIND.get() as usize;
+        assert!((most..most * 11 / 10).contains(&went), "{went} in a second");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_early_by_the_brokers_clock_ends_native_delays() {
+        let in_time = IN_PROCESS.as_millis() as i64;
+        for (early, ends) in [(-AHEAD, false), (0, false), (in_time, false), (in_time + 1, true), (60_000, true)] {
+            let (core, _node) = worker().await;
+            core.publishing.arrived(woken(&core, early, false, true).asleep_until.unwrap());
+            let sleeping = core.publishing.dispatch.broker.sleeping();
+            assert_eq!(sleeping.way() == Some(Way::Ladder), ends, "{early} ms early");
+            assert_eq!(core.publishing.telemetry.get(Count::Early), u64::from(ends), "{early} ms early");
+        }
     }
 }

@@ -10,6 +10,7 @@ use roundelay_model::clock::Time;
 use roundelay_model::job::Envelope;
 use roundelay_model::ladder::{AT_THE_DOOR, Hop, Ladder};
 use roundelay_model::lanes::Lanes;
+use roundelay_model::spread::HotRungs;
 use roundelay_model::topology::Names;
 use tokio::time::sleep;
 
@@ -108,7 +109,14 @@ impl Dispatch {
         };
         let envelope = envelope.travelling(&self.ledger.calendar());
         let message = Message::new(to, &sealing::sealed(&self.sealing.keys(), &envelope));
-        self.broker.publish(message).await?;
+        let sent = self.broker.publish(message).await;
+        if let Err(PublishError::Unroutable(_)) = sent
+            && !self.broker.sleeping().hot_rungs().is_empty()
+        {
+            // The siblings of a rung may be gone; the rung itself is always declared.
+            self.broker.sleeping().set_hot_rungs(HotRungs::default());
+        }
+        sent?;
         Ok(hops)
     }
 

@@ -78,7 +78,7 @@ impl Publishing {
         trace: &Run,
     ) -> Settlement {
         let others = stream::iter(others).map(async |hint| {
-            self.publish_successor(&hint, decided, trace).await;
+            self.publish_successor(&hint, decided.at.into(), trace).await;
             if hint.parent == epoch {
                 self.life.reached(Point::MemberSent).await;
             }

@@ -102,10 +102,16 @@ impl QueueRun {
         self.unsettled.load(Ordering::Relaxed) >= usize::from(self.flow().prefetch)
     }
 
+    /// Whether far fewer deliveries are here than the broker may give. A queue that waits for this worker is never far
+    /// from full: what is acknowledged is replaced as soon as the broker has heard of it.
+    fn has_room(&self) -> bool {
+        self.unsettled.load(Ordering::Relaxed) * 2 < usize::from(self.flow().prefetch)
+    }
+
     /// Whether a message that has just come, so long after it was due, is late because of the broker: there was room for
     /// it here. What is later still was sent anew, by catch-up or after an outage.
     pub(super) fn was_handed_late(&self, late: Duration) -> bool {
-        (HANDED_LATE..SENT_ANEW).contains(&late) && !self.is_full()
+        (HANDED_LATE..SENT_ANEW).contains(&late) && self.has_room()
     }
 
     /// A message was sent to the end of the queue.

@@ -54,7 +54,7 @@ pub(crate) async fn follow(publishing: Arc<Publishing>, shutdown: CancellationTo
         loop {
             let known = tokio::select! {
                 found = publishing.dispatch.heat.hot() => note(&publishing, found).await,
-                () = sleep(EVERY) => topology_guard::hot_rungs(&*publishing.ledger).await,
+                () = sleep(EVERY) => note(&publishing, Vec::new()).await,
             };
             match known {
                 Ok(known) => take(&publishing, known).await,
@@ -71,18 +71,12 @@ pub(crate) async fn follow(publishing: Arc<Publishing>, shutdown: CancellationTo
 
 /// Notes that these rungs are hot. Answers with all that are.
 async fn note(publishing: &Publishing, found: Vec<Duration>) -> Result<HotRungs, LedgerError> {
-    let mut known = (*publishing.dispatch.broker.sleeping().hot_rungs()).clone();
-    for rung in found {
-        if let Some(more) = known.with(rung) {
-            tracing::info!(
-                rung = short_duration(rung),
-                "a delay queue is hot: it hands on most messages late, though workers have room; several of neighbouring \
-                 delays take its load from now on"
-            );
-            known = more;
-        }
+    let ours = publishing.dispatch.broker.sleeping().hot_rungs();
+    let hot = found.into_iter().fold((*ours).clone(), |hot, rung| hot.with(rung).unwrap_or(hot));
+    // A worker of an earlier version may have written a document without them.
+    if !hot.is_empty() {
+        topology_guard::note_hot_rungs(&*publishing.ledger, &hot).await?;
     }
-    topology_guard::note_hot_rungs(&*publishing.ledger, &known).await?;
     topology_guard::hot_rungs(&*publishing.ledger).await
 }
 
@@ -96,6 +90,12 @@ async fn take(publishing: &Publishing, known: HotRungs) {
     match broker.apply(&publishing.sleepers.ladder_with(&known)).await {
         Ok(()) => {
             publishing.telemetry.hot_rungs(known.len());
+            let hot: Vec<String> = known.rungs().map(short_duration).collect();
+            tracing::info!(
+                ?hot,
+                "delay queues are hot: they handed on most messages late, though workers had room; others of neighbouring \
+                 delays take their load from now on"
+            );
             sleeping.set_hot_rungs(known);
         }
         Err(error) if publishing.telemetry.notices.begins("delay queues that could not be declared") => tracing::warn!(

@@ -150,12 +150,13 @@ impl Ladder {
     }
 }
 
-/// The rungs of chains that tick so long after the end of a run. Each is shorter than its delay by [`AT_THE_DOOR`];
+/// The rungs of chains that tick so long after the end of a run. Each is shorter than its delay by [`AT_THE_DOOR`], or a
+/// tenth if that is less;
 /// without jitter the interval also has its exact rung, for clients that publish to it by its name.
 pub fn rungs_of_interval(every: Duration, jitter: Duration) -> Vec<Duration> {
     let mut rungs = jitter_rungs(every, jitter);
-    // What is so short that this would be much of it stays as it is.
-    rungs.iter_mut().filter(|rung| **rung >= AT_THE_DOOR * 10).for_each(|rung| *rung -= AT_THE_DOOR);
+    // Of what is short, a tenth.
+    rungs.iter_mut().for_each(|rung| *rung -= AT_THE_DOOR.min(*rung / 10));
     rungs.extend(jitter.is_zero().then_some(every));
     rungs
 }
@@ -262,7 +263,7 @@ mod tests {
             assert_eq!(jittered.hop(delay - 2 * MS, 2 * MS), Hop::Last { rung: delay - AT_THE_DOOR });
         }
         assert_eq!(rungs_of_interval(every, jitter).len(), 16);
-        assert_eq!(rungs_of_interval(50 * MS, Duration::ZERO), [50 * MS, 50 * MS]);
+        assert_eq!(rungs_of_interval(50 * MS, Duration::ZERO), [45 * MS, 50 * MS]);
     }
 
     #[test]
@@ -320,7 +321,7 @@ mod tests {
             let ladder = Ladder::new(named.iter().copied().map(Duration::from_millis));
             for ms in named {
                 let (hops, slept, wait) = climb(&ladder, Duration::from_millis(ms));
-                prop_assert_eq!(hops, u32::from(ms > 10));
+                prop_assert_eq!(hops, u32::from(ms > 25));
                 prop_assert_eq!(slept + wait, Duration::from_millis(ms));
                 prop_assert!(wait <= AT_THE_DOOR);
             }

@@ -22,6 +22,9 @@ const WINDOWS: u8 = 2;
 /// With fewer messages a second from this worker a rung is not hot: something else makes them late.
 const LEAST: u64 = 200;
 
+/// So many rungs may be hot.
+const MOST: usize = 16;
+
 /// The rungs that were hot, and so have siblings, in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -38,10 +41,10 @@ impl HotRungs {
         self.0.len()
     }
 
-    /// The same with this one. `None` if it is hot already.
+    /// The same with this one. `None` if it is hot already, or if so many are that no further one gets siblings.
     pub fn with(&self, rung: Duration) -> Option<Self> {
         let mut wider = self.0.clone();
-        wider.insert(ms(rung)).then_some(Self(wider))
+        (wider.len() < MOST && wider.insert(ms(rung))).then_some(Self(wider))
     }
 
     /// The same with those of `other`.
@@ -51,16 +54,21 @@ impl HotRungs {
     }
 
     /// Where a message sleeps whose rung this is: there, or if that is hot on its siblings in turn.
-    pub fn rung(&self, rung: Duration, turn: usize) -> Duration {
+    pub fn rung(&self, rung: Duration, turn: u64) -> Duration {
         match self.0.contains(&ms(rung)) {
-            true => sibling(rung, 1 + turn as u64 % SIBLINGS),
+            true => sibling(rung, 1 + turn % SIBLINGS),
             false => rung,
         }
     }
 
+    /// The hot rungs.
+    pub fn rungs(&self) -> impl Iterator<Item = Duration> {
+        self.0.iter().copied().map(Duration::from_millis)
+    }
+
     /// All siblings.
     pub fn siblings(&self) -> impl Iterator<Item = Duration> {
-        self.0.iter().flat_map(|rung| (1..=SIBLINGS).map(|nth| sibling(Duration::from_millis(*rung), nth)))
+        self.rungs().flat_map(|rung| (1..=SIBLINGS).map(move |nth| sibling(rung, nth)))
     }
 }
 
@@ -144,6 +152,8 @@ mod tests {
         assert_eq!(serde_json::from_str::<HotRungs>(&text).unwrap(), one);
         let other = HotRungs::default().with(Duration::from_secs(1)).unwrap();
         assert_eq!((one.and(&other), one.and(&other).len()), (other.and(&one), 2));
+        let many = (1..99).fold(HotRungs::default(), |hot, n| hot.with(Duration::from_secs(n)).unwrap_or(hot));
+        assert_eq!(many.len(), MOST);
     }
 
     /// When the rung is first found hot, in seconds, with so many messages a second, every n-th of which is not late.

@@ -360,7 +360,7 @@ impl Schedule {
         Some(self.steady(next, calendar))
     }
 
-    /// A delay after the end of a run. A jittered one has one of the interval's own rungs, 10 ms shorter, so
+    /// A delay after the end of a run. A jittered one has one of the interval's own rungs, 25 ms shorter, so
     /// that it costs one hop. Other rungs in its window would do that too, but they lie denser at its lower
     /// end: the mean would suffer.
     fn delay(&self, interval: Duration, now: Time, setting: Setting<'_>) -> Duration {
