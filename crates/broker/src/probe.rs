@@ -18,6 +18,8 @@ use crate::{Broker, BrokerError, Consumer, Destination, Message};
 const FARTHEST: i64 = 24 * 60 * 60 * 1_000;
 /// The first guess of how far the clocks may have moved since they were compared last, in milliseconds.
 const NEAR: i64 = 64;
+/// Guesses differ by so much at most, which no clock is wrong by: 50 of these are still a number.
+const MAX_STEP: i64 = i64::MAX / 128;
 /// The clocks are compared to so many milliseconds,
 const CLOSE: i64 = 4;
 /// in so many rounds at most.
@@ -83,7 +85,7 @@ impl Probe<'_> {
                 (None, Some(high)) => high - step,
                 (None, None) => break,
             };
-            step = step.saturating_mul(4);
+            step = step.saturating_mul(4).min(MAX_STEP);
         }
         let (Some(low), Some(high)) = (low, high) else { return Ok(None) };
         let ahead = low.midpoint(high);
@@ -198,5 +200,21 @@ mod tests {
         broker.become_like(Profile::Rabbit4);
         let clock = Clock::starting_at(Time::from_millis(1_700_000_000_000));
         assert_eq!(probe(&*broker, &Names::new("r"), "u", 0, || clock.now()).await.unwrap(), None);
+    }
+
+    /// As one of a worker that stands still while it probes.
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_ends_though_another_consumer_takes_its_messages() {
+        for before in 0..2 {
+            let (_, broker) = found(Profile::Rabbit44, 0, 0).await;
+            let (names, clock) = (Names::new("r"), Clock::starting_at(Time::from_millis(1_700_000_000_000)));
+            let _other = broker.consume(&names.probe(), PREFETCH).await.unwrap();
+            for _ in 0..before {
+                let to = Destination::Queue(names.probe());
+                broker.publish(Message { to, id: "one".into(), body: Bytes::new(), trace: None }).await.unwrap();
+            }
+            let found = probe(&*broker, &names, "u", 0, || clock.now()).await;
+            assert!(matches!(found, Ok(None) | Err(_)), "{found:?}");
+        }
     }
 }
