@@ -69,7 +69,7 @@ pub(crate) async fn follow(publishing: Arc<Publishing>, shutdown: CancellationTo
     }
 }
 
-/// Notes that these rungs are hot. Answers with all that are.
+/// Notes in the ledger that these rungs are hot. Returns all hot rungs of the ledger.
 async fn note(publishing: &Publishing, found: Vec<Duration>) -> Result<HotRungs, LedgerError> {
     let ours = publishing.dispatch.broker.sleeping().hot_rungs();
     let hot = found.into_iter().fold((*ours).clone(), |hot, rung| hot.with(rung).unwrap_or(hot));
