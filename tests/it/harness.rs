@@ -113,7 +113,7 @@ impl Watched {
     pub async fn next(&mut self) -> Run {
         let Ok(run) = timeout(SOON, self.runs.recv()).await else {
             let now = self.ledger().now();
-            let late = self.ledger().late(now, 5).await;
+            let late = self.ledger().late(now, Vec::new(), 5).await;
             let mut depths = Vec::new();
             for queue in self.config.queues.keys() {
                 depths.push((queue, self.broker().depth(queue).await));

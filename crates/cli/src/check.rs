@@ -2,12 +2,17 @@
 
 use anyhow::ensure;
 use clap::Args;
+use roundelay_admin::inspect::doctor::programs;
 use roundelay_broker::BrokerUrl;
-use roundelay_config::{Config, HandlerSettings, KindSettings, RosterDatabase, RosterSource, Unpaced, unpaced};
+use roundelay_config::{
+    Config, HandlerSettings, KindSettings, RosterDatabase, RosterSource, Unpaced, schedule_of_kind, unpaced,
+};
 use roundelay_handler::http;
 use roundelay_ledger::LedgerUrl;
-use roundelay_model::clock::short_duration;
+use roundelay_model::calendar::Calendar;
+use roundelay_model::clock::{Clock, short_duration};
 use roundelay_model::pacing::ThrottleScope;
+use roundelay_model::pacing::demand::{Needs, per, shortage};
 use serde_json::json;
 
 use super::{ConfigFile, screen};
@@ -15,8 +20,8 @@ use super::{ConfigFile, screen};
 /// Says whether the configuration is right, and what it amounts to.
 ///
 /// Everything that is wrong is listed at once, with file, line and key: whatever `worker` would refuse because of the
-/// configuration is refused here. The command connects to nothing, and reads no file but the configuration, and those
-/// that it names for secrets.
+/// configuration is refused here. It says, too, what would go wrong on this machine: a program that is not there, a
+/// throttle that allows less than chains need. The command connects to nothing.
 #[derive(Args)]
 pub struct Check {
     #[command(flatten)]
@@ -48,6 +53,7 @@ impl Check {
         let raw =
             |kind: &KindSettings| matches!(&kind.handler, HandlerSettings::Http(settings) if http::is_raw(settings));
         let raw: Vec<&String> = config.kinds.iter().filter(|(_, kind)| raw(kind)).map(|(name, _)| name).collect();
+        let (programs, short) = (programs(&config), shortages(&config));
         if self.json {
             let each = |Unpaced { queue, upstream, kinds, throttles }: &Unpaced| json!({ "queue": queue, "upstream": upstream, "kinds": kinds, "throttles": throttles });
             let report = json!({
@@ -56,6 +62,7 @@ impl Check {
                 "kinds": config.kinds.keys().collect::<Vec<_>>(),
                 "rungs": rungs, "broker_queues": topology.queues.len(),
                 "unpaced": past.iter().map(each).collect::<Vec<_>>(), "raw_urls": raw,
+                "programs": programs, "shortages": short,
             });
             return screen::json(&report);
         }
@@ -102,6 +109,12 @@ impl Check {
                  throttle {throttles}; if that is not meant, set queues.{queue}.throttle"
             );
         }
+        for finding in &programs {
+            out!("note    {}: {}; {}", finding.what, finding.seen, finding.fix);
+        }
+        for words in &short {
+            out!("note    {words}");
+        }
         for name in raw {
             out!(
                 "note    kinds.{name}.handler.http.url has `raw` behind the host: whoever names a key or gives a payload says \
@@ -110,6 +123,39 @@ impl Check {
         }
         Ok(())
     }
+}
+
+/// Throttles that allow less than the chains that the configuration names need, or how many chains they have room for.
+fn shortages(config: &Config) -> Vec<String> {
+    let (now, calendar) = (Clock::System.now(), Calendar::default());
+    let mut all = Vec::new();
+    for (name, throttle) in
+        config.throttles.iter().filter(|(_, of)| of.key.is_none() && of.scope == ThrottleScope::Fleet)
+    {
+        let mut needs = Vec::new();
+        for (kind, settings) in &config.kinds {
+            let paced = settings.queue.as_ref().and_then(|queue| config.queues.get(queue.as_str()));
+            if paced.and_then(|queue| queue.throttle.as_ref()) != Some(name) {
+                continue;
+            }
+            let Some(every) = schedule_of_kind(config, kind).and_then(|of| of.interval(now, &calendar)) else {
+                continue;
+            };
+            let keys = settings.roster.as_ref().map(|roster| &roster.source);
+            let chains = if let Some(RosterSource::Keys(keys)) = keys { keys.len() as u64 } else { 0 };
+            if chains == 0 {
+                let room = (throttle.limits.rate() * every.as_secs_f64()).floor();
+                let (allowed, every) = (per(throttle.limits.rate()), short_duration(every));
+                all.push(format!(
+                    "the throttle {name} allows {allowed}: at most {room} chains of {kind} can keep their schedule of every \
+                     {every}"
+                ));
+            }
+            needs.push(Needs { kind: kind.clone(), chains, every });
+        }
+        all.extend(shortage(&needs, &throttle.limits).map(|short| short.words(name, &needs)));
+    }
+    all
 }
 
 /// Refuses what `worker` would refuse although each setting is right.

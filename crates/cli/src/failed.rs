@@ -11,7 +11,9 @@ use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::failure::Failure;
 use serde_json::{Value, json};
 
+use super::audited::{Order, audited};
 use super::confirm::confirmed;
+use super::fleet::current_user;
 use super::list::tell_more;
 use super::progress::waiting;
 use super::screen::{self, Tint, field};
@@ -68,6 +70,12 @@ struct Filter {
     /// Only failures that are retried automatically.
     #[arg(long)]
     waiting: bool,
+    /// Only failures of entities that fail now.
+    #[arg(long, conflicts_with = "recovered")]
+    failing: bool,
+    /// Only failures of entities that have worked since.
+    #[arg(long)]
+    recovered: bool,
     /// Print a JSON object.
     #[arg(long)]
     json: bool,
@@ -83,6 +91,7 @@ impl Filter {
             item: self.item.clone(),
             code: self.code.clone(),
             permanent: (self.permanent || self.waiting).then_some(self.permanent),
+            recovered: (self.recovered || self.failing).then_some(self.recovered),
         }
     }
 
@@ -261,7 +270,14 @@ impl Retry {
             bail!("nothing was changed");
         }
         let waits = waiting(&format!("making {parts} due"));
-        let retried = failed::retry(&config, &*ledger, filter, matching).await?;
+        let by = current_user();
+        let order = Order {
+            by: &by,
+            command: "failed retry",
+            target: target(&filter),
+            detail: json!({ "parts": matching.parts }),
+        };
+        let retried = audited(&*ledger, order, failed::retry(&config, &*ledger, filter, matching)).await?;
         drop(waits);
         screen::told(json, &json!({ "retried": retried.parts, "whole": whole }), retried)
     }
@@ -281,10 +297,19 @@ impl Forget {
             bail!("nothing was changed");
         }
         let waits = waiting(&format!("forgetting {failures}"));
-        let dropped = failed::drop(&*ledger, filter).await?;
+        let by = current_user();
+        let order =
+            Order { by: &by, command: "failed drop", target: target(&filter), detail: json!({ "failures": count }) };
+        let dropped = audited(&*ledger, order, failed::drop(&*ledger, filter)).await?;
         drop(waits);
         screen::told(json, &json!({ "dropped": dropped.0 }), dropped)
     }
+}
+
+/// What an order for failures is about, for the audit.
+fn target(filter: &FailureFilter) -> String {
+    let said = [&filter.kind, &filter.like, &filter.owner, &filter.item, &filter.code];
+    said.into_iter().flatten().map(String::as_str).collect::<Vec<_>>().join(" ")
 }
 
 /// How many parts and whole entities match.

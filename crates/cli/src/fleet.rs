@@ -10,10 +10,14 @@ use roundelay_admin::inspect::queues::{QueueFacts, QueueReport};
 use roundelay_admin::inspect::workers::WorkerReport;
 use roundelay_admin::operate;
 use roundelay_admin::operate::{Operator, Ordered, queue, worker};
+use roundelay_engine::holds::Holds;
+use roundelay_engine::overslept;
+use roundelay_engine::overslept::schedules;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrders, host};
 use serde_json::json;
 
+use super::audited::{Order, audited};
 use super::progress::waiting;
 use super::screen::{self, Tint};
 use super::steer::ledger;
@@ -161,11 +165,14 @@ impl OrderArgs {
     /// Gives an order, and prints its result.
     async fn order(
         self,
+        (command, target, why): (&str, &str, Option<&str>),
         give: impl AsyncFnOnce(&Operator<'_>) -> operate::Result<Ordered<FleetOrders>>,
     ) -> anyhow::Result<()> {
         let config = self.config.load()?;
         let ledger = ledger(&config).await?;
-        let ordered = give(&Operator { config: Arc::new(config), ledger: &*ledger, by: self.by }).await?;
+        let order = Order { by: &self.by, command, target: target.to_owned(), detail: json!({ "why": why }) };
+        let operator = Operator { config: Arc::new(config), ledger: &*ledger, by: self.by.clone() };
+        let ordered = audited(&*ledger, order, give(&operator)).await?;
         if self.json {
             return screen::json(&json!({ "orders": ordered.orders }));
         }
@@ -179,14 +186,17 @@ impl Queue {
         match self.word {
             QueueWord::List(list) => list.run().await,
             QueueWord::Pause(PauseQueue { queue, why, said }) => {
-                said.order(async |operator| queue::pause(operator, &queue, &why).await).await
+                let about = ("queue pause", queue.as_str(), Some(why.as_str()));
+                said.order(about, async |operator| queue::pause(operator, &queue, &why).await).await
             }
             QueueWord::Resume(ResumeQueue { queue, said }) => {
-                said.order(async |operator| queue::resume(operator, &queue).await).await
+                let about = ("queue resume", queue.as_str(), None);
+                said.order(about, async |operator| queue::resume(operator, &queue).await).await
             }
             QueueWord::Concurrency(Concurrency { queue, places, said }) => {
                 let places = places.map(usize::from);
-                said.order(async |operator| queue::concurrency(operator, &queue, places).await).await
+                let about = ("queue concurrency", queue.as_str(), None);
+                said.order(about, async |operator| queue::concurrency(operator, &queue, places).await).await
             }
         }
     }
@@ -196,7 +206,8 @@ impl ListQueues {
     async fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
         let ledger = ledger(&config).await?;
-        let (census, workers) = (ledger.census(config.catch_up.slack).await?, ledger.workers().await?);
+        let (holds, workers) = (Holds::look(&config, &*ledger).await?, ledger.workers().await?);
+        let (census, _) = overslept::census(&*ledger, config.catch_up.slack, &schedules(&config), &holds).await?;
         let waits = waiting("asking the broker");
         let (orders, asked) = (ledger.fleet_orders().await?, BrokerStatus::once(&config).await);
         drop(waits);
@@ -234,19 +245,21 @@ fn print_queues(queues: &[QueueReport]) {
         Column::number("sleeping"),
         Column::number("due"),
         Column::number("overdue"),
+        Column::number("held"),
         Column::number("waiting"),
         Column::number("running"),
         Column::number("workers").spare(),
         Column::number("at a time"),
         Column::number("starts").spare(),
     ]);
-    for of in queues {
+    for of in queues.iter().filter(|of| !of.own) {
         let known = |number: Option<u64>| number.map_or("-".into(), grouped);
         table.row([
             Cell::from(&of.queue),
             grouped(of.sleeping).into(),
             grouped(of.due).into(),
             Cell::from(grouped(of.overdue)).tinted_if(of.overdue > 0, Tint::Notable),
+            grouped(of.held).into(),
             known(of.ready).into(),
             grouped(of.running).into(),
             of.concurrency.workers.to_string().into(),
@@ -257,7 +270,7 @@ fn print_queues(queues: &[QueueReport]) {
             table.note(format!("{} at a time are ordered, {} configured", places(of), of.concurrency.configured));
         }
         if let Some(paused) = &of.paused {
-            table.note(format!("paused by {} since {}: {}", paused.by, paused.at, paused.why));
+            table.note(format!("held by {} since {}: {}", paused.by, paused.at, paused.why));
         }
     }
     table.print();
@@ -271,13 +284,13 @@ impl Workers {
                 let drain = async |operator: &Operator<'_>| {
                     worker::drain(operator, &worker::named(operator.ledger, &worker).await?, &why).await
                 };
-                said.order(drain).await
+                said.order(("workers drain", &worker, Some(&why)), drain).await
             }
             WorkersWord::Resume(ResumeWorker { worker, said }) => {
                 let resume = async |operator: &Operator<'_>| {
                     worker::resume(operator, &worker::named(operator.ledger, &worker).await?).await
                 };
-                said.order(resume).await
+                said.order(("workers resume", &worker, None), resume).await
             }
         }
     }

@@ -13,6 +13,7 @@ macro_rules! out {
     };
 }
 
+mod audited;
 mod bench;
 mod check;
 mod confirm;

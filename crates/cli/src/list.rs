@@ -4,6 +4,7 @@ use anyhow::{Error, anyhow};
 use clap::{Args, ValueEnum};
 use roundelay_admin::inspect::format::{self, doing_of, rough, word};
 use roundelay_config::Config;
+use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
 use roundelay_ledger::{ChainFilter, ChainState, Condition, Cursor, ListFilter, Listed, OwnerCensus};
@@ -71,8 +72,10 @@ enum State {
     /// Workers died over the chains, or an older copy of the ledger was restored. They wait for `roundelay recover`.
     Quarantined,
     /// The chains are due for longer than catch_up.slack, and no worker runs them; or they sleep for longer than their
-    /// schedules can explain.
+    /// schedules can explain. Held chains are not late.
     Late,
+    /// The chains are due for longer than catch_up.slack, and an operator lets nothing of their queue start.
+    Held,
     /// A worker runs the chains.
     Running,
 }
@@ -98,7 +101,7 @@ impl List {
             State::Retired => Some(Condition::State(ChainState::Retired)),
             State::Quarantined => Some(Condition::State(ChainState::Quarantined)),
             State::Running => Some(Condition::Running),
-            State::Late => None,
+            State::Late | State::Held => None,
         });
         let which = ChainFilter {
             kind: self.kind.clone(),
@@ -106,29 +109,58 @@ impl List {
             owner: self.owner.clone(),
             like: self.key.clone(),
             queue: self.queue.clone(),
-            late_before: matches!(self.state, Some(State::Late)).then(|| now - config.catch_up.slack),
+            late_before: matches!(self.state, Some(State::Late | State::Held)).then(|| now - config.catch_up.slack),
             state: None,
         };
         let after = self.after.as_deref().map(place).transpose()?;
         let waits = waiting("looking for chains");
         let filter = ListFilter { which, condition };
-        let mut chains = ledger.list(filter.clone(), after.clone(), self.limit + 1).await?;
-        if matches!(self.state, Some(State::Late)) {
-            let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
-            let slept = overslept::look(&*ledger, queues, &schedules(&config)).await?;
-            chains = overslept::among(chains, slept, &filter, (after.as_ref(), None), self.limit as usize + 1);
+        let (holds, at) = (Holds::look(&config, &*ledger).await?, (now, &*ledger.calendar()));
+        let word = match self.state {
+            Some(State::Late) => Some("late"),
+            Some(State::Held) => Some("held"),
+            _ => None,
+        };
+        let slept = match word {
+            Some(_) => {
+                let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
+                overslept::look(&*ledger, queues, &schedules(&config)).await?
+            }
+            None => Vec::new(),
+        };
+        let (mut chains, mut from) = (Vec::new(), after);
+        loop {
+            let page = ledger.list(filter.clone(), from.clone(), self.limit + 1).await?;
+            let last = page.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
+            let until = last.filter(|_| page.len() > self.limit as usize);
+            let room = page.len() + slept.len();
+            let page = overslept::among(page, slept.clone(), &filter, (from.as_ref(), until.as_ref()), room);
+            // Which of the two a chain is follows from orders that the ledger's index does not know.
+            chains.extend(
+                page.into_iter().filter(|of| word.is_none_or(|word| doing_of(of, &config, &holds, at) == word)),
+            );
+            from = until;
+            if from.is_none() || chains.len() > self.limit as usize {
+                break;
+            }
         }
         drop(waits);
-        self.print(&config, chains, (now, &ledger.calendar()))
+        self.print(&config, &holds, chains, at)
     }
 
-    fn print(&self, config: &Config, mut chains: Vec<Listed>, at: (Time, &Calendar)) -> anyhow::Result<()> {
+    fn print(
+        &self,
+        config: &Config,
+        holds: &Holds,
+        mut chains: Vec<Listed>,
+        at: (Time, &Calendar),
+    ) -> anyhow::Result<()> {
         let now = at.0;
         let more = chains.len() > self.limit as usize;
         chains.truncate(self.limit as usize);
         let next = chains.last().filter(|_| more).map(|last| format!("{} {}", last.hint.kind, last.hint.key));
         if self.json {
-            let chains: Vec<Value> = chains.iter().map(|chain| row(chain, config, at)).collect();
+            let chains: Vec<Value> = chains.iter().map(|chain| row(chain, config, holds, at)).collect();
             return screen::json(&json!({ "chains": chains, "after": next }));
         }
         if chains.is_empty() {
@@ -145,7 +177,7 @@ impl List {
         ]);
         for chain in &chains {
             let Listed { hint, owner, .. } = chain;
-            let doing = doing_of(chain, config, at);
+            let doing = doing_of(chain, config, holds, at);
             let because = |why: &String| format!("unavailable: {why}");
             table.row([
                 Cell::from(&hint.kind),
@@ -233,7 +265,7 @@ fn schedule(chain: &Listed, config: &Config) -> String {
     format::schedule(&chain.hint.kind, chain.schedule.as_deref(), config).unwrap_or_else(|| "none".into())
 }
 
-fn row(chain: &Listed, config: &Config, (now, calendar): (Time, &Calendar)) -> Value {
+fn row(chain: &Listed, config: &Config, holds: &Holds, (now, calendar): (Time, &Calendar)) -> Value {
     let Listed { hint, nominal, owner, schedule, last_start, last_finish, batch, .. } = chain;
     let known = |time: &Time| At::known(*time, calendar);
     let (due, own) = (At::of(hint.due, calendar), schedule.as_deref());
@@ -241,7 +273,7 @@ fn row(chain: &Listed, config: &Config, (now, calendar): (Time, &Calendar)) -> V
     json!({
         "kind": hint.kind, "key": hint.key, "queue": hint.queue, "epoch": hint.epoch, "tick": hint.tick,
         "attempt": hint.attempt, "due": due, "nominal": nominal, "state": word(chain.state),
-        "doing": doing_of(chain, config, (now, calendar)), "owner": owner,
+        "doing": doing_of(chain, config, holds, (now, calendar)), "owner": owner,
         "own_schedule": schedule.as_deref().and_then(|own| serde_json::from_str::<Value>(own).ok()),
         "last_start": known(last_start), "last_finish": known(last_finish),
         "batch": (batch.1 > 0).then(|| json!({ "open": batch.0, "total": batch.1 })),

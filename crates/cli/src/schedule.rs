@@ -7,6 +7,8 @@ use roundelay_admin::operate::schedule;
 use roundelay_model::clock::parse_duration;
 use serde_json::json;
 
+use super::audited::{Order, audited};
+use super::fleet::current_user;
 use super::progress::waiting;
 use super::steer::connections;
 use super::{ConfigFile, screen};
@@ -50,7 +52,11 @@ impl ScheduleCommand {
         let connections = connections(&config).await?;
         let Self { kind, key, schedule, wait, json, .. } = self;
         let waits = waiting(&format!("waiting until {kind} {key} can be moved"));
-        let set = schedule::set(&config, &connections, (&kind, &key), schedule.as_deref(), wait).await;
+        let by = current_user();
+        let detail = json!({ "schedule": schedule });
+        let order = Order { by: &by, command: "schedule", target: format!("{kind} {key}"), detail };
+        let set = schedule::set(&config, &connections, (&kind, &key), schedule.as_deref(), wait);
+        let set = audited(&*connections.ledger, order, set).await;
         connections.broker.close().await;
         drop(waits);
         let set = set?;

@@ -163,7 +163,6 @@ fn print_failures(failures: &[FailureReport]) {
         let FailureReport { item, reason, code, times, last_at, then, .. } = failure;
         let part = if item.is_empty() { String::new() } else { format!("{item}: ") };
         let code = code.as_ref().map_or_else(String::new, |code| format!("{code}: "));
-        let then = if then == "-" { String::new() } else { format!("; {then}") };
-        field(if n == 0 { "failures" } else { "" }, &format!("{last_at} (×{times}) {part}{code}{reason}{then}"));
+        field(if n == 0 { "failures" } else { "" }, &format!("{last_at} (×{times}) {part}{code}{reason}; {then}"));
     }
 }

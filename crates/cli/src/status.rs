@@ -6,8 +6,10 @@ use anyhow::ensure;
 use clap::Args;
 use roundelay_admin::inspect::broker::BrokerStatus;
 use roundelay_admin::inspect::failures::then;
+use roundelay_admin::inspect::overview::needs;
 use roundelay_broker::Depth;
 use roundelay_config::Config;
+use roundelay_engine::holds::Holds;
 use roundelay_engine::monitor::stuck;
 use roundelay_engine::overslept::{Overslept, schedules};
 use roundelay_engine::throttle::throttled::Throttled;
@@ -16,6 +18,7 @@ use roundelay_ledger::{Census, ChainState, ChainView, Holder, LateChain, Ledger,
 use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use roundelay_model::failure::Failure;
+use roundelay_model::pacing::demand::shortage;
 use serde_json::{Value, json};
 
 use super::progress::waiting;
@@ -52,12 +55,13 @@ impl Status {
         let waits = waiting("asking the ledger");
         let ledger = Connections::ledger(&config).await?;
         let (now, calendar, slack) = (ledger.now(), ledger.calendar(), config.catch_up.slack);
-        let (census, slept) = overslept::census(&*ledger, slack, &schedules(&config)).await?;
-        let late = ledger.late(now - slack, STUCK).await?;
+        let holds = Holds::look(&config, &*ledger).await?;
+        let (census, slept) = overslept::census(&*ledger, slack, &schedules(&config), &holds).await?;
+        let late = ledger.late(now - slack, holds.queues(), STUCK).await?;
         let slept = some_overslept(&*ledger, slept).await?;
         let failures = ledger.failures(FAILURES).await?;
         let throttles = Throttled::look(config.throttles.clone(), &*ledger).await?;
-        let throttles = Throttles::new(throttles, &census, &config);
+        let throttles = Throttles::new(throttles, &census, &config, (now, &calendar));
         waits.now("asking the broker");
         let broker = BrokerStatus::once(&config).await;
         drop(waits);
@@ -71,7 +75,8 @@ impl Status {
             Stuck { chain, since: Some(since), why }
         });
         let stuck = stuck.chain(slept).collect();
-        let report = Report { now, calendar, census, stuck, throttles, failures, broker };
+        let nobody = !ledger.workers().await?.iter().any(|worker| !worker.is_silent(now));
+        let report = Report { now, calendar, census, holds, nobody, stuck, throttles, failures, broker };
         if self.json {
             return screen::json(&report.json(&config));
         }
@@ -80,17 +85,25 @@ impl Status {
     }
 }
 
-/// Throttles, and why starts wait for them, if they do.
+/// Throttles, and why starts wait for them, if they do, and for longer than limits mean: a limit that is merely used is
+/// no reason.
 struct Throttles(Vec<(Throttled, Option<String>)>);
 
 impl Throttles {
-    fn new(all: Vec<Throttled>, census: &Census, config: &Config) -> Self {
+    fn new(all: Vec<Throttled>, census: &Census, config: &Config, at: (Time, &Calendar)) -> Self {
         let told = all.into_iter().map(|throttled| {
             let paced = |queue: &String| {
                 config.queues.get(queue).is_some_and(|queue| queue.throttle.as_ref() == Some(&throttled.name))
             };
             let due = census.queues.iter().filter(|queue| paced(&queue.queue)).map(|queue| queue.due).sum();
-            let words = throttled.in_the_way(Some(due));
+            let words = throttled.in_the_way(Some(due)).filter(|_| !throttled.is_only_used());
+            let counted = throttled.settings.key.is_none() && throttled.is_counted_here();
+            let short = || {
+                let needs = needs(&throttled.name, census, config, at);
+                let short = shortage(&needs, &throttled.limits).filter(|_| counted)?;
+                Some(short.words(&throttled.name, &needs))
+            };
+            let words = words.or_else(short);
             (throttled, words)
         });
         Self(told.collect())
@@ -145,6 +158,9 @@ struct Report {
     now: Time,
     calendar: Arc<Calendar>,
     census: Census,
+    holds: Holds,
+    /// No worker is heard of.
+    nobody: bool,
     stuck: Vec<Stuck>,
     throttles: Throttles,
     failures: Vec<Failure>,
@@ -164,7 +180,7 @@ impl Report {
             .collect();
         let at = |time: Time| At::of(time, &self.calendar);
         let mut ledger = json!(self.census);
-        ledger["oldest_due"] = json!(self.census.oldest_due.map(at));
+        ledger["oldest_due"] = json!(self.census.oldest_due().map(at));
         let failures = self.failures.iter().map(|failure| super::failed::row(failure, config, &self.calendar));
         let failures: Vec<Value> = failures.collect();
         json!({
@@ -182,9 +198,19 @@ impl Report {
     }
 
     fn print(&self, config: &Config) {
-        self.print_queues();
+        let chores = config.topology().names.chores();
+        self.print_queues(&chores);
+        if self.nobody && !self.census.queues.is_empty() {
+            screen::tinted(Tint::Wrong, format_args!("no worker runs, so nothing does: `roundelay worker` starts one"));
+        }
+        for queue in self.census.queues.iter().filter(|queue| queue.held > 0) {
+            let Some(hold) = self.holds.get(&queue.queue) else { continue };
+            let waits =
+                if queue.held == 1 { "one chain waits".into() } else { format!("{} chains wait", grouped(queue.held)) };
+            notable(&format!("{}; {waits}", hold.words(&self.calendar)));
+        }
         self.throttles.0.iter().filter_map(|(_, words)| words.as_ref()).for_each(|words| notable(words));
-        self.print_stuck();
+        self.print_stuck(&chores);
         let names = config.topology().names;
         for (queue, meaning) in [
             (names.quarantine(), "messages that cannot be used, each with its reason in its headers"),
@@ -197,15 +223,19 @@ impl Report {
         if let Some(error) = self.broker.error() {
             notable(&format!("the broker was not asked: {error}"));
         }
-        if self.census.failures > 0 {
-            let failures = grouped(self.census.failures);
-            screen::tinted(Tint::Wrong, format_args!("{failures} entities or parts of them have failed; the latest:"));
-            for failure in &self.failures {
+        let failing = self.census.failures - self.census.recovered;
+        if failing > 0 {
+            let words = match failing {
+                1 => "one entity, or a part of one, fails now".into(),
+                many => format!("{} entities or parts of them fail now; the latest", grouped(many)),
+            };
+            screen::tinted(Tint::Wrong, format_args!("{words}:"));
+            for failure in self.failures.iter().filter(|failure| !failure.recovered) {
                 let Failure { kind, key, item, reason, times, last_at, .. } = failure;
                 let part = if item.is_empty() { String::new() } else { format!(", {item}") };
                 let code = failure.code.as_ref().map_or_else(String::new, |code| format!("{code}: "));
                 let then = match then(failure, config, self.now) {
-                    then if then == "-" || then.starts_with("kept") => String::new(),
+                    then if then.starts_with("kept") => String::new(),
                     then => format!("; {then}"),
                 };
                 out!("  {last_at} {kind} {key}{part} (×{times}) {code}{reason}{then}");
@@ -213,18 +243,20 @@ impl Report {
         }
     }
 
-    fn print_queues(&self) {
+    /// Prints the queues, without that of the engine's own chains.
+    fn print_queues(&self, chores: &str) {
         let mut table = Table::new([
             Column::name("queue"),
             Column::number("sleeping"),
             Column::number("running"),
             Column::number("due"),
             Column::number("overdue"),
+            Column::number("held"),
             Column::number("unsent").spare(),
             Column::number("waiting"),
             Column::number("consumers").spare(),
         ]);
-        for queue in &self.census.queues {
+        for queue in self.census.queues.iter().filter(|queue| queue.queue != chores) {
             // An unknown value is not shown as zero.
             let depth = self.broker.depth(&queue.queue);
             let known = |number: fn(Depth) -> u64| depth.map_or("-".into(), |depth| grouped(number(depth)));
@@ -234,6 +266,7 @@ impl Report {
                 grouped(queue.running).into(),
                 grouped(queue.due).into(),
                 Cell::from(grouped(queue.overdue)).tinted_if(queue.overdue > 0, Tint::Notable),
+                grouped(queue.held).into(),
                 grouped(queue.unsent).into(),
                 known(|depth| depth.ready).into(),
                 known(|depth| depth.consumers).into(),
@@ -247,24 +280,42 @@ impl Report {
             ("quarantined", self.census.quarantined),
             ("messages quarantined in the ledger", self.census.quarantined_messages),
             ("one-off jobs kept in the ledger", self.census.kept_jobs),
+            ("failures of entities that have worked since", self.census.recovered),
         ];
         for (label, count) in further.into_iter().filter(|(_, count)| *count > 0) {
             out!("{label}: {}", grouped(count));
         }
     }
 
-    fn print_stuck(&self) {
-        let overdue: i64 = self.census.queues.iter().map(|queue| queue.overdue).sum();
-        if self.stuck.is_empty() {
-            if let Some(due) = self.census.oldest_due {
+    fn print_stuck(&self, chores: &str) {
+        let overdue = |own: bool| -> i64 {
+            let queues = self.census.queues.iter().filter(|queue| (queue.queue == chores) == own);
+            queues.map(|queue| queue.overdue).sum()
+        };
+        if overdue(true) > 0 {
+            notable(&format!("{} of the engine's own chains are overdue", grouped(overdue(true))));
+        }
+        let stuck = overdue(false) + self.census.quarantined;
+        if stuck == 0 {
+            if let Some(due) = self.census.oldest_due() {
                 out!("the chain that waits longest was due at {}", At::of(due, &self.calendar));
             }
             return;
         }
-        let stuck = grouped(overdue + self.census.quarantined);
-        let these = if self.stuck.len() < STUCK as usize { "they are" } else { "those that wait longest are" };
-        screen::tinted(Tint::Wrong, format_args!("{stuck} chains are stuck; {these}:"));
-        for Stuck { chain: LateChain { hint, .. }, since, why } in &self.stuck {
+        let words = match stuck {
+            1 => "one chain is stuck".into(),
+            many if self.stuck.len() < STUCK as usize => format!("{} chains are stuck; they are", grouped(many)),
+            many => format!("{} chains are stuck; those that wait longest are", grouped(many)),
+        };
+        if self.nobody {
+            // One reason for all, and that is told.
+            screen::tinted(Tint::Wrong, format_args!("{} chains wait for a worker", grouped(stuck)));
+            return;
+        }
+        screen::tinted(Tint::Wrong, format_args!("{words}:"));
+        for Stuck { chain: LateChain { hint, .. }, since, why } in
+            self.stuck.iter().filter(|stuck| stuck.chain.hint.queue != chores)
+        {
             let due = since.unwrap_or(hint.due);
             let for_how_long = std::time::Duration::from_secs(self.now.since(due).as_secs());
             out!(

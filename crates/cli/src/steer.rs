@@ -13,7 +13,9 @@ use roundelay_model::guard::IfRunning;
 use roundelay_model::job::RunNow;
 use serde_json::{Value, json};
 
+use super::audited::{Order, audited};
 use super::confirm::confirmed;
+use super::fleet::current_user;
 use super::progress::waiting;
 use super::{ConfigFile, screen};
 
@@ -138,7 +140,9 @@ impl Chains {
             }
         }
         let waits = waiting(if many { "many chains are changed, all at once" } else { "the chain is changed" });
-        let steered = chain::steer(&config, &*ledger, which, order).await?;
+        let by = current_user();
+        let order_of = Order { by: &by, command: verb, target: target(&which), detail: filter(&which) };
+        let steered = audited(&*ledger, order_of, chain::steer(&config, &*ledger, which, order)).await?;
         drop(waits);
         screen::told(self.json, &json!({ done: steered.count }), steered)
     }
@@ -182,7 +186,10 @@ impl Recover {
         let ledger = ledger(&config).await?;
         let waits = waiting("beginning new epochs");
         let which = ChainFilter { kind: self.kind, key: self.key, ..ChainFilter::default() };
-        let steered = chain::steer(&config, &*ledger, which, order).await?;
+        let by = current_user();
+        let order_of =
+            Order { by: &by, command: "recover", target: target(&which), detail: json!({ "all": self.all }) };
+        let steered = audited(&*ledger, order_of, chain::steer(&config, &*ledger, which, order)).await?;
         drop(waits);
         screen::told(self.json, &json!({ "recovered": steered.count }), steered)
     }
@@ -232,7 +239,12 @@ impl Run {
         let connections = connections(&config).await?;
         let Self { kind, key, queue, priority, payload, if_running, force, json, .. } = self;
         let asked = RunNow { queue, priority, if_running, force };
-        let runs = chain::run(&config, &connections, (&kind, &key), payload.as_ref(), &asked).await;
+        let by = current_user();
+        // Payloads may be confidential.
+        let detail = json!({ "queue": asked.queue, "force": force, "payload": payload.is_some() });
+        let order = Order { by: &by, command: "run", target: format!("{kind} {key}"), detail };
+        let run = chain::run(&config, &connections, (&kind, &key), payload.as_ref(), &asked);
+        let runs = audited(&*connections.ledger, order, run).await;
         connections.broker.close().await;
         screen::told(json, &json!({ "accepted": true }), runs?)
     }
@@ -259,11 +271,26 @@ impl Advance {
     pub async fn run(self) -> anyhow::Result<()> {
         let config = self.config.load()?;
         let connections = connections(&config).await?;
-        let advanced = chain::advance(&config, &connections, &self.kind, &self.key).await;
+        let by = current_user();
+        let target = format!("{} {}", self.kind, self.key);
+        let order = Order { by: &by, command: "advance", target, detail: json!({}) };
+        let advance = chain::advance(&config, &connections, &self.kind, &self.key);
+        let advanced = audited(&*connections.ledger, order, advance).await;
         connections.broker.close().await;
         let advanced = advanced?;
         screen::told(self.json, &json!({ "advanced": true, "sent": advanced.sent }), advanced)
     }
+}
+
+/// What an order for chains is about, for the audit.
+fn target(which: &ChainFilter) -> String {
+    let said = [&which.kind, &which.key, &which.owner, &which.like];
+    said.into_iter().flatten().map(String::as_str).collect::<Vec<_>>().join(" ")
+}
+
+/// The filter of an order for chains, for the audit.
+fn filter(which: &ChainFilter) -> Value {
+    json!({ "kind": which.kind, "key": which.key, "owner": which.owner, "key_like": which.like })
 }
 
 /// Opens ledger and broker. If the ledger does not exist, this is an error, and none is created.

@@ -15,6 +15,7 @@ use roundelay_model::pacing::orders::Orders;
 use roundelay_model::pacing::slots::{Limits, View, Window};
 use serde_json::{Value, json};
 
+use super::audited::{Order, audited};
 use super::fleet::current_user;
 use super::progress::waiting;
 use super::screen::{self, Tint, field};
@@ -138,13 +139,17 @@ impl Throttle {
             Word::Show(show) => show.run().await,
             Word::Set(Set { about, allow, per, burst }) => {
                 let limits = NewLimits { allow, per, burst };
-                about.order(async |operator, name| throttle::set(operator, name, limits).await).await
+                let detail = json!({ "allow": allow, "per": per.map(short_duration), "burst": burst });
+                let set = async |operator: &Operator<'_>, name: &str| throttle::set(operator, name, limits).await;
+                about.order(("throttle set", detail), set).await
             }
-            Word::Reset(about) => about.order(throttle::reset).await,
+            Word::Reset(about) => about.order(("throttle reset", json!({})), throttle::reset).await,
             Word::Hold(Hold { about, span, why }) => {
-                about.order(async |operator, name| throttle::hold(operator, name, span, &why).await).await
+                let detail = json!({ "span": short_duration(span), "why": why });
+                let hold = async |operator: &Operator<'_>, name: &str| throttle::hold(operator, name, span, &why).await;
+                about.order(("throttle hold", detail), hold).await
             }
-            Word::Release(about) => about.order(throttle::release).await,
+            Word::Release(about) => about.order(("throttle release", json!({})), throttle::release).await,
         }
     }
 }
@@ -153,13 +158,15 @@ impl OrderArgs {
     /// Gives an order, and prints its result, or the throttle as it is after the order.
     async fn order(
         self,
+        (command, detail): (&str, Value),
         give: impl AsyncFnOnce(&Operator<'_>, &str) -> operate::Result<Ordered<Orders>>,
     ) -> anyhow::Result<()> {
         let config = Arc::new(self.config.load()?);
         let ledger = ledger(&config).await?;
         let waits = waiting("giving the order to the ledger");
         let operator = Operator { config: config.clone(), ledger: &*ledger, by: self.by };
-        let ordered = give(&operator, &self.name).await?;
+        let order = Order { by: &operator.by, command, target: self.name.clone(), detail };
+        let ordered = audited(&*ledger, order, give(&operator, &self.name)).await?;
         drop(waits);
         if self.json {
             let settings = config.throttle(&self.name).map_err(Error::msg)?;

@@ -51,6 +51,7 @@ mod flow_watch;
 mod follow_wall;
 mod hand_out;
 mod heartbeat;
+pub mod holds;
 mod in_hand;
 mod left_behind;
 pub mod life;

@@ -15,6 +15,8 @@ use roundelay_model::clock::Time;
 use roundelay_model::ids::TickNo;
 use roundelay_model::schedule::{Asleep, Schedule, phase};
 
+use crate::holds::Holds;
+
 /// At most this many chains of each of the two sorts are judged in each queue.
 pub const PER_QUEUE: u32 = 100;
 
@@ -125,7 +127,8 @@ pub async fn look(
     Ok(all)
 }
 
-/// Counts the ledger's chains, these among those that are overdue.
+/// Counts the ledger's chains, these among those that are overdue, and those that operators hold apart. Answers with
+/// those of queues that nobody holds.
 ///
 /// # Errors
 /// When the ledger cannot be read.
@@ -133,6 +136,7 @@ pub async fn census(
     ledger: &dyn Ledger,
     slack: std::time::Duration,
     of_kind: &Schedules<'_>,
+    holds: &Holds,
 ) -> Result<(Census, Vec<Overslept>), LedgerError> {
     let mut census = ledger.census(slack).await?;
     let queues: Vec<String> = census.queues.iter().map(|queue| queue.queue.clone()).collect();
@@ -141,6 +145,8 @@ pub async fn census(
     for Overslept { chain, since } in &found {
         census.overslept(&chain.hint.queue, (*since).min(now));
     }
+    holds.iter().for_each(|(queue, _)| census.hold(queue));
+    let found = found.into_iter().filter(|of| holds.get(&of.chain.hint.queue).is_none()).collect();
     Ok((census, found))
 }
 

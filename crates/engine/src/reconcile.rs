@@ -247,6 +247,7 @@ mod tests {
             next_retry_at: Some(at(1_010)),
             permanent: false,
             fed: None,
+            recovered: false,
         };
         let payload = r#"{"platform":"ios"}"#.into();
         DueItem { failure, queue: "work".into(), payload, owner: Some("o".into()), depth: 3 }

@@ -32,6 +32,8 @@ pub struct FailureFilter {
     pub code: Option<String>,
     /// Those that are never tried again by themselves, or those that are.
     pub permanent: Option<bool>,
+    /// Those whose entities have worked since, or those that fail now.
+    pub recovered: Option<bool>,
 }
 
 /// The place after which a page of failures begins: kind, key and item of the last one before it.

@@ -128,11 +128,11 @@ pub trait Reports {
 
     /// Active chains that were due before `before`, are not being run, and do not wait for the other row of their chain
     /// (a rotation for a manual run, or that for the rotation or for the cooldown), longest overdue first, and
-    /// quarantined ones.
+    /// quarantined ones. Active ones on the queues `except` are left out.
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError>;
+    async fn late(&self, before: Time, except: Vec<String>, limit: u32) -> Result<Vec<LateChain>, LedgerError>;
 
     /// Counts chains.
     ///

@@ -66,6 +66,8 @@ pub struct ReasonCount {
     pub parts: u64,
     /// How many whole entities.
     pub wholes: u64,
+    /// How many of these have worked since.
+    pub recovered: u64,
     /// The last time.
     pub last_at: Time,
     /// What was said of one of them.

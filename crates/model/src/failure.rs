@@ -70,6 +70,8 @@ pub struct Failure {
     pub permanent: bool,
     /// The id of the job that is under way for it.
     pub fed: Option<String>,
+    /// The whole of the entity has worked since. The failure is kept until it is dropped.
+    pub recovered: bool,
 }
 
 /// What a run for a part came to.

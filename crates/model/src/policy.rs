@@ -261,6 +261,7 @@ mod tests {
             next_retry_at: Some(at(1_000)),
             permanent: false,
             fed: None,
+            recovered: false,
         }
     }
 

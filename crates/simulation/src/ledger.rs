@@ -511,7 +511,7 @@ forward! {
         read chains(kind: String, key: String) -> Vec<ChainView>;
         read list(filter: ListFilter, after: Option<Cursor>, limit: u32) -> Vec<Listed>;
         read owners(after: String, limit: u32) -> Vec<OwnerCensus>;
-        read late(before: Time, limit: u32) -> Vec<LateChain>;
+        read late(before: Time, except: Vec<String>, limit: u32) -> Vec<LateChain>;
         read census(slack: Duration) -> Census;
         read history(fence: Fence, limit: u32) -> Vec<AttemptRecord>;
         read attempts(after: Fence, limit: u32) -> Vec<AttemptRecord>;

@@ -31,7 +31,7 @@ async fn a_tick_that_three_workers_die_over_is_set_aside_and_begins_at_nothing_w
         assert_eq!(asked(ledger, &hint, 9).await, Claim::Idle, "nobody runs it");
         assert!(matches!(asked(ledger, &other, 1).await, Claim::Granted(_)), "the other goes on");
 
-        let late = ledger.late(ledger.now(), 9).await.unwrap();
+        let late = ledger.late(ledger.now(), Vec::new(), 9).await.unwrap();
         let late: Vec<_> = late.iter().map(|late| (&*late.hint.key, late.state, late.reason.as_deref())).collect();
         assert_eq!(late, [("a", ChainState::Quarantined, Some(SET_ASIDE))]);
         let failed = ledger.failures_of("sync".into(), "a".into()).await.unwrap();

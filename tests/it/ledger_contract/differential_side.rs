@@ -138,7 +138,7 @@ impl Side {
             found,
             self.messages(),
             ledger.overdue("work".into(), kinds(), later, None, 100),
-            ledger.late(later, 100),
+            ledger.late(later, Vec::new(), 100),
         )?;
         let (list, owners, census, attempts, kept, failures, due) = tokio::try_join!(
             ledger.list(ListFilter::default(), None, 100),

@@ -115,7 +115,7 @@ async fn a_message_from_the_future_quarantines_its_chain_until_it_is_recovered()
             "nothing runs until somebody decides"
         );
         assert_eq!(ledger.census(SLACK).await.unwrap().quarantined, 1);
-        let late = ledger.late(ledger.now() - SLACK, 10).await.unwrap();
+        let late = ledger.late(ledger.now() - SLACK, Vec::new(), 10).await.unwrap();
         assert_eq!(
             late.iter().map(|c| (c.hint.key.as_str(), c.state)).collect::<Vec<_>>(),
             [("a", ChainState::Quarantined)]

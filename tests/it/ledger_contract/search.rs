@@ -154,19 +154,104 @@ async fn failures_are_counted_by_their_reasons() {
         record("b", failed("de", Some("busy"), "HTTP 503 from de"), 3).await;
         record("b", failed("", Some("busy"), "all of it"), 2).await;
         record("c", failed("", None, "no idea"), 4).await;
+        record("d", failed("", None, "HTTP 404 Not Found: no d"), 5).await;
+        record("e", failed("", None, "HTTP 404 Not Found: no e"), 6).await;
         let count = |code: Option<&str>, parts, wholes, last: u64, example: &str| ReasonCount {
             kind: "sync".into(),
             code: code.map(Into::into),
             permanent: false,
             parts,
             wholes,
+            recovered: 0,
             last_at: at + Duration::from_secs(last),
             example: example.into(),
         };
         let (busy, none) = (count(Some("busy"), 2, 1, 3, "HTTP 503 from de"), count(None, 0, 1, 4, "no idea"));
-        assert_eq!(ledger.reasons(FailureFilter::default()).await.unwrap(), [busy, none]);
+        // Without a code, by what the reason begins with.
+        let absent = count(None, 0, 2, 6, "HTTP 404 Not Found: no e");
+        assert_eq!(ledger.reasons(FailureFilter::default()).await.unwrap(), [busy, absent, none]);
         let of_a = FailureFilter { key: Some("a".into()), ..FailureFilter::default() };
         assert_eq!(ledger.reasons(of_a).await.unwrap(), [count(Some("busy"), 1, 0, 1, "HTTP 503 from us")]);
+    }
+}
+
+#[tokio::test]
+async fn an_entity_that_has_worked_since_its_failure_has_recovered() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        let mut hint = begun(ledger, "a").await;
+        begun(ledger, "b").await;
+        let run = async |hint: &Hint, verdict: Verdict, at: Time| {
+            let grant = granted(ledger, hint, LEASE).await;
+            let whole = FailedItem::new("", "HTTP 503: busy");
+            let failed = if verdict == Verdict::Failed { vec![whole] } else { Vec::new() };
+            let due = ledger.now();
+            let next = Next::Tick { nominal: due, due };
+            written(ledger, FinishRequest { failed, ..end(hint, grant.fence, at, next, verdict) }).await
+        };
+        let failing = || FailureFilter { recovered: Some(false), ..FailureFilter::default() };
+        let told = async || {
+            let census = ledger.census(SLACK).await.unwrap();
+            let failing = ledger.failed(failing(), None, 10).await.unwrap();
+            let reasons = ledger.reasons(FailureFilter::default()).await.unwrap();
+            let latest = ledger.failures(10).await.unwrap();
+            let keys = failing.into_iter().map(|failure| failure.key).collect::<Vec<_>>();
+            (census.failures, census.recovered, keys, reasons[0].recovered, latest.last().unwrap().recovered)
+        };
+        hint = run(&hint, Verdict::Failed, now).await;
+        let of = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>();
+        assert_eq!(told().await, (1, 0, of(&["a"]), 0, false));
+        hint = run(&hint, Verdict::Done, now + Duration::from_secs(1)).await;
+        assert_eq!(told().await, (1, 1, of(&[]), 1, true));
+        // A failure of a part says nothing of the whole, and a part is never called recovered.
+        let part = FailedItem::new("us", "HTTP 503: busy");
+        ledger.record_failure("sync".into(), "a".into(), part, now).await.unwrap();
+        assert_eq!(told().await, (2, 1, of(&["a"]), 1, true));
+        run(&hint, Verdict::Failed, now + Duration::from_secs(2)).await;
+        assert_eq!(told().await, (2, 0, of(&["a", "a"]), 0, false));
+        assert_eq!(ledger.count_failed(FailureFilter { recovered: Some(true), ..failing() }).await.unwrap(), (0, 0));
+    }
+}
+
+#[tokio::test]
+async fn what_is_late_and_counted_is_so_by_queue_and_kind() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        let of = |key: &str, queue: &str, kind: &str, secs: u64| NewChain {
+            kind: kind.into(),
+            queue: queue.into(),
+            ..chain(key, now - Duration::from_secs(secs))
+        };
+        ledger
+            .enroll(vec![of("a", "work", "sync", 300), of("b", "work", "other", 200), of("c", "side", "sync", 400)])
+            .await
+            .unwrap();
+        let keys = async |except: &[&str]| {
+            let except = except.iter().map(|queue| (*queue).to_owned()).collect();
+            let late = ledger.late(ledger.now() - SLACK, except, 10).await.unwrap();
+            late.into_iter().map(|late| late.hint.key).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(&[]).await, ["c", "a", "b"]);
+        assert_eq!(keys(&["side"]).await, ["a", "b"]);
+        let mut census = ledger.census(SLACK).await.unwrap();
+        let told = |census: &roundelay::ledger::Census| -> Vec<_> {
+            let queue = |of: &roundelay::ledger::QueueCensus| {
+                let kinds: Vec<_> = of.kinds.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
+                (of.queue.clone(), of.due, of.overdue, of.held, kinds.join(", "))
+            };
+            census.queues.iter().map(queue).collect()
+        };
+        let ago = |secs| Some(now - Duration::from_secs(secs));
+        assert_eq!(
+            told(&census),
+            [("side".into(), 1, 1, 0, "sync 1".into()), ("work".into(), 2, 2, 0, "other 1, sync 1".into())]
+        );
+        assert_eq!(census.oldest_due(), ago(400));
+        census.hold("side");
+        assert_eq!(told(&census)[0], ("side".into(), 1, 0, 1, "sync 1".into()));
+        assert_eq!(census.oldest_due(), ago(300), "what an operator holds is not the oldest that waits");
     }
 }
 

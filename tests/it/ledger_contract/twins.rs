@@ -263,13 +263,13 @@ async fn a_chain_that_waits_for_its_other_row_is_not_overdue() {
             other => panic!("{other:?}"),
         };
         let late = async || -> BTreeSet<Epoch> {
-            let late = ledger.late(ledger.now() + SLACK, 100).await.unwrap();
+            let late = ledger.late(ledger.now() + SLACK, Vec::new(), 100).await.unwrap();
             late.iter().map(|late| late.hint.epoch).collect()
         };
         let counted = async || {
             let census = ledger.census(Duration::ZERO).await.unwrap();
-            let queue = census.queues.into_iter().find(|queue| queue.queue == "work").unwrap();
-            (queue.due, queue.overdue, census.oldest_due)
+            let queue = census.queues.iter().find(|queue| queue.queue == "work").unwrap();
+            (queue.due, queue.overdue, census.oldest_due())
         };
         let lost = begun("lost", HOUR).await;
         let waits = begun("waits", HOUR * 2).await;

@@ -35,6 +35,8 @@ pub struct FailedFilter {
     item: Option<String>,
     /// True: failures that are never retried automatically. False: those that are.
     permanent: Option<bool>,
+    /// True: failures of entities that have worked since. False: those that fail now.
+    recovered: Option<bool>,
 }
 
 impl FailedFilter {
@@ -63,6 +65,7 @@ impl FailedFilter {
             item: self.item,
             code: self.code,
             permanent: self.permanent,
+            recovered: self.recovered,
         }
     }
 }
@@ -84,6 +87,8 @@ pub struct ListQuery {
     item: Option<String>,
     /// True: failures that are never retried automatically. False: those that are.
     permanent: Option<bool>,
+    /// True: failures of entities that have worked since. False: those that fail now.
+    recovered: Option<bool>,
     /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
@@ -103,9 +108,9 @@ pub struct Failed {
 #[utoipa::path(get, path = "/failures", tag = "failures", params(ListQuery),
     responses((status = 200, description = "A page of failures", body = Failed)))]
 pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<Failed>> {
-    let ListQuery { kind, owner, code, text, item, permanent, limit, after } = wanted;
+    let ListQuery { kind, owner, code, text, item, permanent, recovered, limit, after } = wanted;
     let (limit, after) = (page::size(limit)?, page::decode_cursor::<FailureCursor>(after.as_deref())?);
-    let filter = FailedFilter { kind, owner, code, text, item, permanent }.for_reading();
+    let filter = FailedFilter { kind, owner, code, text, item, permanent, recovered }.for_reading();
     // The additional row tells whether there is a next page.
     let mut found = api.ledger().failed(filter, after, limit + 1).await?;
     let more = found.len() > limit as usize;

@@ -13,6 +13,7 @@ use super::problem::{Problem, Result};
 use super::wire::{Receipt, receipt};
 use crate::api::actor::Actor;
 use crate::api::state::Api;
+use crate::inspect::overview::short_of;
 use crate::inspect::throttles::{ThrottleReport, all, look};
 use crate::operate::throttle;
 use crate::operate::throttle::NewLimits;
@@ -29,7 +30,8 @@ pub struct Throttles {
 #[utoipa::path(get, path = "/throttles", tag = "throttles",
     responses((status = 200, description = "All throttles", body = Throttles)))]
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Throttles>> {
-    let throttles = all(&api.config(), api.ledger()).await?;
+    let mut throttles = all(&api.config(), api.ledger()).await?;
+    throttles.iter_mut().for_each(|report| report.shortage = shortage(&api, &report.name));
     Ok(Json(Throttles { now: At::of(api.ledger().now(), &api.ledger().calendar()), throttles }))
 }
 
@@ -53,7 +55,14 @@ pub async fn show(
 ) -> Result<Json<ThrottleReport>> {
     let config = api.config();
     config.throttle(&name).map_err(Problem::not_found)?;
-    Ok(Json(look(&name, key, &config, api.ledger()).await?))
+    let report = look(&name, key, &config, api.ledger()).await?;
+    Ok(Json(ThrottleReport { shortage: shortage(&api, &name), ..report }))
+}
+
+/// That chains need more than a throttle allows, by the last count of chains.
+fn shortage(api: &Api, name: &str) -> Option<String> {
+    let facts = api.status_cache().facts();
+    short_of(facts.throttled.iter().find(|of| of.name == name)?, &facts, &api.config())
 }
 
 /// How long to hold a throttle, and why.

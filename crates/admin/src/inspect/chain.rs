@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use roundelay_config::{Config, OwnSchedule, schedule_of_kind};
+use roundelay_engine::holds::Holds;
 use roundelay_engine::monitor::stuck;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
@@ -12,7 +13,6 @@ use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::Failure;
-use roundelay_model::fleet::Subject;
 use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::schedule::{Balance, Ran, Schedule, Setting, phase};
 use serde::Serialize;
@@ -22,8 +22,7 @@ use utoipa::ToSchema;
 use super::broker::BrokerStatus;
 use super::chains::Batch;
 use super::failures::FailureReport;
-use super::format::{ProgressReport, doing, shown_nominal, word};
-use super::queues::closed_words;
+use super::format::{ProgressReport, doing, or_held, shown_nominal, word};
 
 /// How many occurrences after the next one are reported.
 pub const AHEAD: usize = 10;
@@ -75,7 +74,7 @@ pub struct ChainReport {
     pub nominal: At,
     /// active, paused, retired or quarantined.
     pub state: &'static str,
-    /// The state, or, for an active chain, the part of it: sleeps, due, late, runs or gathers.
+    /// The state, or, for an active chain, the part of it: sleeps, due, late, held, runs or gathers.
     pub doing: &'static str,
     /// The chain has one tick beside the rotation, and ends after it.
     pub once: bool,
@@ -330,7 +329,8 @@ async fn report(
         None => ChainState::Active,
     };
     let opened = opened(&chain, config);
-    let held_back = held_back(&chain, &opened.payload, config, ledger).await?;
+    let holds = Holds::look(config, ledger).await?;
+    let held_back = held_back(&chain, &opened.payload, config, &holds, ledger).await?;
     let now = ledger.now();
     let waiting = asked.waiting(&chain.hint.queue);
     let mut why = stuck::doing(
@@ -359,8 +359,10 @@ async fn report(
     let ChainView { hint, state, holder, sent, once, owner, schedule: own, .. } = chain;
     let ChainView { last_start, last_finish, batch, looks, watch_at, depth, .. } = chain;
     let value = |text: String| serde_json::from_str::<Value>(&text).unwrap_or(Value::String(text));
+    let doing =
+        if has_overslept { "late" } else { doing(state, holder, batch.0, hint.due, config.catch_up.slack, now) };
     Ok(ChainReport {
-        doing: if has_overslept { "late" } else { doing(state, holder, batch.0, hint.due, config.catch_up.slack, now) },
+        doing: or_held(doing, &hint.queue, &holds),
         kind: hint.kind,
         key: hint.key,
         queue: hint.queue,
@@ -425,12 +427,12 @@ async fn held_back(
     chain: &ChainView,
     payload: &Value,
     config: &Config,
+    holds: &Holds,
     ledger: &dyn Ledger,
 ) -> Result<Option<String>, LedgerError> {
     let ChainView { hint, owner, .. } = chain;
-    let orders = ledger.fleet_orders().await?.remove(&Subject::Queue(hint.queue.clone())).unwrap_or_default();
-    if let Some(closed) = &orders.closed {
-        return Ok(Some(closed_words(&hint.queue, closed, &ledger.calendar())));
+    if let Some(hold) = holds.get(&hint.queue) {
+        return Ok(Some(hold.words(&ledger.calendar())));
     }
     let name = config.queues.get(&hint.queue).and_then(|queue| queue.throttle.as_ref());
     let Some((name, settings)) = name.and_then(|name| Some((name, config.throttles.get(name)?))) else {

@@ -1,6 +1,7 @@
 //! Lists of chains, a row each.
 
 use roundelay_config::Config;
+use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
 use roundelay_ledger::{
@@ -39,7 +40,7 @@ pub struct ChainRow {
     pub owner: Option<String>,
     /// active, paused, retired or quarantined.
     pub state: &'static str,
-    /// The state, or, for an active chain, the part of it: sleeps, due, late, runs or gathers.
+    /// The state, or, for an active chain, the part of it: sleeps, due, late, held, runs or gathers.
     pub doing: &'static str,
     /// When the tick is due, or was.
     pub due: At,
@@ -49,7 +50,7 @@ pub struct ChainRow {
     pub last_start: Option<At>,
     /// When a run last ended.
     pub last_finish: Option<At>,
-    /// How late the tick is in milliseconds, if it is due and does not run.
+    /// How late the tick is in milliseconds, if it is due or held and does not run.
     pub lag_ms: u64,
     /// The schedule, in words.
     pub schedule: Option<String>,
@@ -104,14 +105,14 @@ impl Recent {
 
 impl ChainRow {
     /// From a listed chain, without its attempts.
-    pub fn new(chain: Listed, config: &Config, now: Time, calendar: &Calendar) -> Self {
+    pub fn new(chain: Listed, config: &Config, holds: &Holds, (now, calendar): (Time, &Calendar)) -> Self {
         let overslept = overslept::since(&chain, &schedules(config), (now, calendar));
-        let doing = doing_of(&chain, config, (now, calendar));
+        let doing = doing_of(&chain, config, holds, (now, calendar));
         let schedule = schedule(&chain.hint.kind, chain.schedule.as_deref(), config);
         let Listed { hint, state, nominal, owner, schedule: own, last_start, last_finish, batch, unavailable, .. } =
             chain;
-        let lag =
-            if matches!(doing, "due" | "late") { now.since(overslept.unwrap_or(hint.due)) } else { Default::default() };
+        let waits = matches!(doing, "due" | "late" | "held");
+        let lag = if waits { now.since(overslept.unwrap_or(hint.due)) } else { Default::default() };
         Self {
             state: word(state),
             doing,
@@ -164,8 +165,10 @@ pub enum State {
     /// Workers died over the chains, or their messages were ahead of the ledger.
     Quarantined,
     /// The chains are due for longer than `catch_up.slack`, and no worker runs them; or they sleep for longer than
-    /// their schedules can explain.
+    /// their schedules can explain. Held chains are not late.
     Late,
+    /// The chains are due for longer than `catch_up.slack`, and an operator lets nothing of their queue start.
+    Held,
     /// A worker runs the chains.
     Running,
 }
@@ -182,11 +185,11 @@ impl ChainSearch {
             owner: said(&self.owner),
             like: said(&self.text).map(pattern),
             queue: said(&self.queue),
-            late_before: (self.state == Some(State::Late)).then(|| now - config.catch_up.slack),
+            late_before: matches!(self.state, Some(State::Late | State::Held)).then(|| now - config.catch_up.slack),
             state: None,
         };
         let condition = match self.state {
-            None | Some(State::Late) => None,
+            None | Some(State::Late | State::Held) => None,
             Some(State::Active) => Some(Condition::State(ChainState::Active)),
             Some(State::Paused) => Some(Condition::State(ChainState::Paused)),
             Some(State::Retired) => Some(Condition::State(ChainState::Retired)),
@@ -237,10 +240,20 @@ pub async fn page(
             complete = true;
         }
     }
+    // Which of the two a chain is follows from orders that the ledger's index does not know.
+    let word = match sought.state {
+        Some(State::Late) => Some("late"),
+        Some(State::Held) => Some("held"),
+        _ => None,
+    };
+    let holds = Holds::look(config, ledger).await?;
+    let read = found.len();
+    found.retain(|chain| word.is_none_or(|word| doing_of(chain, config, &holds, (now, &calendar)) == word));
+    complete &= found.len() == read || more.is_none();
     let histories = ledger.histories(found.iter().map(|chain| chain.fence).collect(), RECENT).await?;
     let found = found.into_iter().zip(histories).map(|(chain, history)| ChainRow {
         recent: history.into_iter().rev().map(|record| Recent::of(record, &calendar)).collect(),
-        ..ChainRow::new(chain, config, now, &calendar)
+        ..ChainRow::new(chain, config, &holds, (now, &calendar))
     });
     Ok(Found { found: found.collect(), after: more, complete })
 }

@@ -37,6 +37,8 @@ pub struct FailureReport {
     pub permanent: bool,
     /// The id of the job that retries it now.
     pub fed: Option<String>,
+    /// Whether the entity has worked since. The failure is kept until it is dropped.
+    pub recovered: bool,
     /// What happens to it next, in words.
     pub then: String,
 }
@@ -60,6 +62,7 @@ impl FailureReport {
             next_retry_at: next.map(|at| At::of(at, calendar)),
             permanent: failure.permanent,
             fed: failure.fed,
+            recovered: failure.recovered,
             then,
         }
     }
@@ -78,6 +81,8 @@ pub struct ReasonRow {
     pub parts: u64,
     /// How many whole entities failed.
     pub wholes: u64,
+    /// How many of these have worked since.
+    pub recovered: u64,
     /// When the last of them failed.
     pub last_at: At,
     /// The reason of the last failure, as the handler gave it.
@@ -87,8 +92,8 @@ pub struct ReasonRow {
 impl ReasonRow {
     /// From the ledger's count.
     pub fn of(count: ReasonCount, calendar: &Calendar) -> Self {
-        let ReasonCount { kind, code, permanent, parts, wholes, last_at, example } = count;
-        Self { kind, code, permanent, parts, wholes, last_at: At::of(last_at, calendar), example }
+        let ReasonCount { kind, code, permanent, parts, wholes, recovered, last_at, example } = count;
+        Self { kind, code, permanent, parts, wholes, recovered, last_at: At::of(last_at, calendar), example }
     }
 }
 
@@ -109,7 +114,11 @@ pub fn next_retry_at(failure: &Failure, config: &Config) -> Option<Time> {
 pub fn then(failure: &Failure, config: &Config, now: Time) -> String {
     let Failure { kind, item, permanent, next_retry_at: next, fed, .. } = failure;
     if item.is_empty() {
-        return if *permanent { "unavailable".into() } else { "-".into() };
+        return match (*permanent, failure.recovered) {
+            (true, _) => "unavailable".into(),
+            (false, true) => "has worked since".into(),
+            (false, false) => "its next tick tries again".into(),
+        };
     }
     match next_retry_at(failure, config) {
         _ if *permanent => "permanent".into(),

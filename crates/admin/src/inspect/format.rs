@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use roundelay_config::{Config, OwnSchedule, schedule_of, schedule_of_kind};
+use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
 use roundelay_ledger::{ChainState, Holder, Listed};
@@ -115,12 +116,19 @@ pub fn doing(
     }
 }
 
-/// The word for what a listed chain is doing. An overslept chain is late.
-pub fn doing_of(chain: &Listed, config: &Config, (now, calendar): (Time, &Calendar)) -> &'static str {
-    if overslept::since(chain, &schedules(config), (now, calendar)).is_some() {
-        return "late";
-    }
-    doing(chain.state, chain.holder, chain.batch.0, chain.hint.due, config.catch_up.slack, now)
+/// The word for what a listed chain is doing. An overslept chain is late. A chain that would be due or late is held
+/// where an operator lets nothing of its queue start.
+pub fn doing_of(chain: &Listed, config: &Config, holds: &Holds, (now, calendar): (Time, &Calendar)) -> &'static str {
+    let doing = match overslept::since(chain, &schedules(config), (now, calendar)) {
+        Some(_) => "late",
+        None => doing(chain.state, chain.holder, chain.batch.0, chain.hint.due, config.catch_up.slack, now),
+    };
+    or_held(doing, &chain.hint.queue, holds)
+}
+
+/// `held` in place of `due` and `late` where an operator lets nothing of the queue start.
+pub fn or_held(doing: &'static str, queue: &str, holds: &Holds) -> &'static str {
+    if matches!(doing, "due" | "late") && holds.get(queue).is_some() { "held" } else { doing }
 }
 
 /// A chain's nominal time by the wall clock: the ledger stores wall-clock time if the chain's schedule follows it.

@@ -1,16 +1,19 @@
 //! All chains in figures, and what is wrong, in words (pure).
 
-use roundelay_config::Config;
+use std::collections::BTreeMap;
+
+use roundelay_config::{Config, schedule_of_kind};
 use roundelay_ledger::Census;
-use roundelay_model::calendar::At;
+use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{Lateness, Rhythm, SECONDS};
+use roundelay_model::pacing::demand::{Needs, shortage};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::format::{Late, rough};
 use super::queues::{QueueFacts, QueueReport};
-use super::status_cache::Facts;
+use super::status_cache::{Facts, ThrottledNow};
 use super::workers::state;
 
 /// The state of the whole system.
@@ -26,6 +29,8 @@ pub struct Overview {
     pub waiting_for_slot: i64,
     /// How many failures are kept: of entities, and of parts of entities.
     pub failures: i64,
+    /// How many of them are of entities that have worked since.
+    pub recovered: i64,
     /// How many unusable messages the ledger keeps.
     pub quarantined_messages: i64,
     /// How many one-off jobs the ledger keeps.
@@ -55,8 +60,10 @@ pub struct Counts {
     pub due: i64,
     /// Running.
     pub running: i64,
-    /// Due for longer than `catch_up.slack` (a part of `due`).
+    /// Due for longer than `catch_up.slack`, and nothing holds them (a part of `due`).
     pub overdue: i64,
+    /// Due, and an operator holds their queues or throttles (a part of `due`).
+    pub held: i64,
     /// Waiting for the end of their batch.
     pub gathering: i64,
     /// With a successor that the broker has not confirmed.
@@ -125,6 +132,8 @@ pub enum Level {
     Error,
     /// An operator should look at it.
     Warning,
+    /// An operator has stopped it, so nothing is wrong.
+    Held,
 }
 
 /// A screen, and its filter.
@@ -158,6 +167,7 @@ fn counts(census: &Census, chores: &str) -> Counts {
         counts.due += queue.due;
         counts.running += queue.running;
         counts.overdue += queue.overdue;
+        counts.held += queue.held;
         counts.gathering += queue.waiting;
         counts.unsent += queue.unsent;
     }
@@ -194,9 +204,10 @@ pub fn overview(facts: &Facts, config: &Config) -> Overview {
         chains,
         waiting_for_slot: waiting.values().sum(),
         failures: census.failures,
+        recovered: census.recovered,
         quarantined_messages: census.quarantined_messages,
         kept_jobs: census.kept_jobs,
-        oldest_due: census.oldest_due.map(|at| At::of(at, calendar)),
+        oldest_due: census.oldest_due().map(|at| At::of(at, calendar)),
         starts: Starts {
             per_second: *per_second,
             peak_to_mean: *peak_to_mean,
@@ -236,13 +247,8 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
     for queue in queues(facts, census, config) {
         let (name, waiting) = (&queue.queue, queue.due);
         if let Some(paused) = &queue.paused {
-            let waits = if waiting > 0 {
-                format!(", {} due", count(waiting, "one chain is", "chains are"))
-            } else {
-                String::new()
-            };
             let (by, at, why) = (&paused.by, paused.at, &paused.why);
-            say(Level::Warning, "queues", format!("the queue {name} is paused by {by} since {at}: {why}{waits}"));
+            say(Level::Held, "queues", format!("the queue {name} is held by {by} since {at}: {why}{}", held(&queue)));
         } else if queue.consumers == Some(0) && (queue.ready.unwrap_or(0) > 0 || waiting > 0) {
             say(
                 Level::Error,
@@ -254,9 +260,13 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
             );
         }
     }
-    for (name, words) in &facts.throttled {
-        if facts.waiting.get(name).copied().unwrap_or(0) > 0 {
-            say(Level::Warning, "throttles", words.clone());
+    for throttled in &facts.throttled {
+        if throttled.ordered {
+            say(Level::Held, "throttles", throttled.words.clone());
+        } else if let Some(words) = short_of(throttled, facts, config) {
+            say(Level::Warning, "throttles", words);
+        } else if throttled.in_the_way && facts.waiting.get(&throttled.name).copied().unwrap_or(0) > 0 {
+            say(Level::Warning, "throttles", throttled.words.clone());
         }
     }
     if census.quarantined_messages > 0 {
@@ -279,9 +289,9 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
             say(Level::Warning, "quarantine", format!("{messages} on {queue} {what}"));
         }
     }
-    if census.failures > 0 {
-        let words =
-            count(census.failures, "one entity, or a part of one, has failed", "entities or parts of them have failed");
+    let failing = census.failures - census.recovered;
+    if failing > 0 {
+        let words = count(failing, "one entity, or a part of one, fails now", "entities or parts of them fail now");
         say(Level::Warning, "failures", words);
     }
     let mut chains_that = |number: i64, level, state, words: String| {
@@ -291,7 +301,7 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
         }
     };
     let oldest = census
-        .oldest_due
+        .oldest_due()
         .map(|due| (At::of(due, &facts.calendar), rough(facts.now.since(due))))
         .map_or_else(String::new, |(due, span)| format!("; the longest since {due}, for {span}"));
     chains_that(
@@ -305,6 +315,36 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
     chains_that(chains.quarantined, Level::Error, "quarantined", format!("{quarantined} quarantined: {words}"));
     all.sort_by_key(|trouble| trouble.level);
     all
+}
+
+/// How many chains wait because a queue is held.
+fn held(queue: &QueueReport) -> String {
+    match queue.held {
+        0 => String::new(),
+        some => format!(", {}", count(some, "one chain waits", "chains wait")),
+    }
+}
+
+/// That chains need more starts than a throttle allows, if they do.
+pub fn short_of(throttled: &ThrottledNow, facts: &Facts, config: &Config) -> Option<String> {
+    let (census, _) = facts.census.as_ref()?;
+    let needs = needs(&throttled.name, census, config, (facts.now, &facts.calendar));
+    Some(shortage(&needs, throttled.limits.as_ref()?)?.words(&throttled.name, &needs))
+}
+
+/// What the chains behind a throttle need, by kind.
+pub fn needs(throttle: &str, census: &Census, config: &Config, (now, calendar): (Time, &Calendar)) -> Vec<Needs> {
+    let mut all: BTreeMap<&str, i64> = BTreeMap::new();
+    for queue in &census.queues {
+        if config.queues.get(&queue.queue).and_then(|queue| queue.throttle.as_deref()) == Some(throttle) {
+            queue.kinds.iter().for_each(|(kind, chains)| *all.entry(kind).or_default() += chains);
+        }
+    }
+    let of_kind = |(kind, chains): (&str, i64)| {
+        let every = schedule_of_kind(config, kind)?.interval(now, calendar)?;
+        Some(Needs { kind: kind.to_owned(), chains: chains.unsigned_abs(), every })
+    };
+    all.into_iter().filter_map(of_kind).collect()
 }
 
 fn count(number: i64, one: &str, many: &str) -> String {
@@ -351,15 +391,22 @@ mod tests {
             overview(facts, &config).troubles.into_iter().map(|trouble| trouble.what).collect::<Vec<_>>()
         };
         assert_eq!(told(&facts(Census::default())), [""; 0], "nothing is there, so nothing is wrong");
-        let work = QueueCensus { queue: "work".into(), sleeping: 5, due: 2, overdue: 1, ..QueueCensus::default() };
-        let census = Census { queues: vec![work], failures: 3, oldest_due: Some(at(900)), ..Census::default() };
+        let work = QueueCensus {
+            queue: "work".into(),
+            sleeping: 5,
+            due: 2,
+            overdue: 1,
+            oldest_due: Some(at(900)),
+            ..QueueCensus::default()
+        };
+        let census = Census { queues: vec![work], failures: 4, recovered: 1, ..Census::default() };
         let mut all = facts(census);
         assert_eq!(
             told(&all),
             [
                 "no worker runs, so nothing does",
                 "one chain is overdue; the longest since 1970-01-01T00:15:00.000Z, for 1m 40s",
-                "3 entities or parts of them have failed",
+                "3 entities or parts of them fail now",
             ]
         );
         let depth = |ready, consumers| Ok(Depth { ready, consumers });
@@ -368,12 +415,19 @@ mod tests {
         let mut paused = FleetOrders::default();
         paused.add(FleetOrder::Close { why: "down".into() }, "ann", at(50));
         all.orders = BTreeMap::from([(Subject::Queue("side".into()), paused)]);
-        all.throttled = vec![("ios".into(), "the throttle ios is used up".into()), ("idle".into(), "held".into())];
+        let throttled = |name: &str, words: &str| ThrottledNow {
+            name: name.into(),
+            words: words.into(),
+            in_the_way: true,
+            ordered: false,
+            limits: None,
+        };
+        all.throttled = vec![throttled("ios", "the throttle ios is used up"), throttled("idle", "held")];
         all.waiting = BTreeMap::from([("ios".into(), 3)]);
         let lines = told(&all);
         for words in [
             "no worker consumes the queue work, where 2 chains are due",
-            "the queue side is paused by ann since 1970-01-01T00:00:50.000Z: down",
+            "the queue side is held by ann since 1970-01-01T00:00:50.000Z: down",
             "the throttle ios is used up",
             "4 messages on roundelay.quarantine cannot be used",
         ] {
@@ -392,9 +446,9 @@ mod tests {
             running: 3,
             due: 2,
             overdue: 1,
-            overslept: 0,
             unsent: 1,
             waiting: 4,
+            ..QueueCensus::default()
         };
         let census = Census {
             queues: vec![queue("a"), queue("b"), queue("own")],

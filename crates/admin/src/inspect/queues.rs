@@ -19,14 +19,20 @@ use super::format::Late;
 pub struct QueueReport {
     /// The name of the queue.
     pub queue: String,
+    /// Whether the queue is that of the engine's own chains.
+    pub own: bool,
     /// How many chains are due in the future.
     pub sleeping: i64,
     /// How many chains are due and do not run.
     pub due: i64,
     /// How many chains run.
     pub running: i64,
-    /// How many chains are due for longer than `catch_up.slack` (a part of `due`).
+    /// How many chains are due for longer than `catch_up.slack`, and nothing holds them (a part of `due`).
     pub overdue: i64,
+    /// How many chains are due and do not start because an operator holds the queue or its throttle (a part of `due`).
+    pub held: i64,
+    /// When the chain that waits longest was due.
+    pub oldest_due: Option<At>,
     /// How many chains have a successor that the broker has not confirmed.
     pub unsent: i64,
     /// How many chains wait for the end of their batch.
@@ -92,13 +98,6 @@ impl Paused {
     }
 }
 
-/// Why a queue that an operator has paused lets nothing start.
-pub fn closed_words(queue: &str, closed: &Closed, calendar: &Calendar) -> String {
-    let Closed { why, by, at } = closed;
-    let at = At::of(*at, calendar);
-    format!("its queue is paused by {by} since {at}: {why} (`roundelay queue resume {queue}` lets it go on)")
-}
-
 /// The facts from which reports are made (pure).
 pub struct QueueFacts<'a> {
     /// The workers' configuration.
@@ -153,10 +152,13 @@ impl QueueFacts<'_> {
         let rates = rates.reduce(|a, b| Rates { into: a.into + b.into, out: a.out + b.out });
         QueueReport {
             queue: name.into(),
+            own: name == self.config.topology().names.chores(),
             sleeping: census.sleeping,
             due: census.due,
             running: census.running,
             overdue: census.overdue,
+            held: census.held,
+            oldest_due: census.oldest_due.map(|at| At::of(at, self.calendar)),
             unsent: census.unsent,
             gathering: census.waiting,
             ready: depth.map(|depth| depth.ready),

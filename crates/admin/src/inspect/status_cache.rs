@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use roundelay_broker::{Broker, Rates};
 use roundelay_config::Config;
+use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
 use roundelay_engine::throttle::throttled::Throttled;
@@ -18,6 +19,7 @@ use roundelay_ledger::{Census, Ledger, LedgerError, SeenWorker};
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{EVERY, FleetOrders, KEPT, Lateness, Rhythm, SILENT, Subject};
+use roundelay_model::pacing::slots::Limits;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -52,14 +54,16 @@ pub struct Facts {
     pub workers: Vec<SeenWorker>,
     /// Orders for queues and workers.
     pub orders: BTreeMap<Subject, FleetOrders>,
+    /// The queues of which operators let nothing start.
+    pub holds: Holds,
     /// Starts over the last hour.
     pub rhythm: Rhythm,
     /// How late starts were in the last seconds, on the worker with the latest ones.
     pub recent_late: Option<Lateness>,
     /// How many jobs wait for slots, by throttle.
     pub waiting: BTreeMap<String, i64>,
-    /// Throttles that let nothing start, and why.
-    pub throttled: Vec<(String, String)>,
+    /// What there is to say of each throttle.
+    pub throttled: Vec<ThrottledNow>,
     /// Why the ledger does not answer; nothing while it does.
     pub ledger_why: Option<String>,
 }
@@ -75,6 +79,7 @@ impl Default for Facts {
             rates: BTreeMap::new(),
             workers: Vec::new(),
             orders: BTreeMap::new(),
+            holds: Holds::default(),
             rhythm: Rhythm::default(),
             recent_late: None,
             waiting: BTreeMap::new(),
@@ -84,16 +89,32 @@ impl Default for Facts {
     }
 }
 
+/// How a throttle is.
+#[derive(Clone, Debug)]
+pub struct ThrottledNow {
+    /// Its name.
+    pub name: String,
+    /// Why starts wait for it; empty if none does.
+    pub words: String,
+    /// Something other than its limits is in the way: its upstream, or a breaker.
+    pub in_the_way: bool,
+    /// An operator holds it.
+    pub ordered: bool,
+    /// The limits in force, if they are for all workers and all jobs together.
+    pub limits: Option<Arc<Limits>>,
+}
+
 /// The answers to the cheap questions.
 struct CheapFacts {
     now: Time,
     calendar: Arc<Calendar>,
     workers: Vec<SeenWorker>,
     orders: BTreeMap<Subject, FleetOrders>,
+    holds: Holds,
     rhythm: Rhythm,
     recent_late: Option<Lateness>,
     waiting: BTreeMap<String, i64>,
-    throttled: Vec<(String, String)>,
+    throttled: Vec<ThrottledNow>,
 }
 
 impl CheapFacts {
@@ -105,6 +126,7 @@ impl CheapFacts {
         }
         let (now, calendar) = (ledger.now(), ledger.calendar());
         let (workers, orders) = (ledger.workers().await?, ledger.fleet_orders().await?);
+        let holds = Holds::of(config, &orders, &ledger.throttle_orders().await?, now);
         let pulses = ledger.pulses(now - KEPT).await?;
         let rhythm = Rhythm::of(&pulses, now);
         let recent = pulses.iter().filter(|pulse| pulse.at + EVERY * 3 > now).filter_map(|pulse| pulse.late_ms);
@@ -112,19 +134,27 @@ impl CheapFacts {
         let heard: Vec<SeenWorker> = workers.iter().filter(|worker| worker.seen + SILENT >= now).cloned().collect();
         let waiting = waiting(&heard, config);
         let throttled = Throttled::look(config.throttles.clone(), ledger).await?;
-        let throttled = throttled.iter().filter_map(|of| {
+        let throttled = throttled.iter().map(|of| {
             let count = waiting.get(&of.name).copied().unwrap_or(0);
-            Some((of.name.clone(), of.in_the_way(Some(count))?))
+            let words = of.in_the_way(Some(count));
+            ThrottledNow {
+                name: of.name.clone(),
+                // A limit that is merely used is what limits are for.
+                in_the_way: words.is_some() && !of.is_only_used(),
+                ordered: of.orders.held_until() > of.now,
+                words: words.unwrap_or_default(),
+                limits: (of.settings.key.is_none() && of.is_counted_here()).then(|| of.limits.clone()),
+            }
         });
         let throttled = throttled.collect();
-        Ok(Self { now, calendar, workers, orders, rhythm, recent_late, waiting, throttled })
+        Ok(Self { now, calendar, workers, orders, holds, rhythm, recent_late, waiting, throttled })
     }
 
     fn put(self, facts: &mut Facts) {
-        let Self { now, calendar, workers, orders, rhythm, recent_late, waiting, throttled } = self;
+        let Self { now, calendar, workers, orders, holds, rhythm, recent_late, waiting, throttled } = self;
         facts.ledger_why = None;
         (facts.now, facts.calendar) = (now, calendar);
-        (facts.workers, facts.orders) = (workers, orders);
+        (facts.workers, facts.orders, facts.holds) = (workers, orders, holds);
         (facts.rhythm, facts.recent_late) = (rhythm, recent_late);
         (facts.waiting, facts.throttled) = (waiting, throttled);
     }
@@ -179,7 +209,10 @@ impl StatusCache {
             loop {
                 let (config, begun) = (config(), Instant::now());
                 let of_kind = schedules(&config);
-                let counted = overslept::census(counting, config.catch_up.slack, &of_kind);
+                let counted = async {
+                    let holds = Holds::look(&config, counting).await?;
+                    overslept::census(counting, config.catch_up.slack, &of_kind, &holds).await
+                };
                 match timeout(PATIENCE, counted).await {
                     Ok(Ok((census, _))) => {
                         let now = counting.now();

@@ -32,6 +32,10 @@ pub struct ThrottleReport {
     pub waiting: i64,
     /// Why starts wait for the throttle, if they do.
     pub in_the_way: Option<String>,
+    /// That chains need more starts than the throttle allows, if they do, and how often each runs then.
+    pub shortage: Option<String>,
+    /// Whether starts wait for the limits alone, and not for a hold, a breaker or an upstream's budget.
+    pub only_used: bool,
     /// The queues that the throttle paces.
     pub queues: Vec<String>,
     /// The headers in which the upstream says how much of a budget remains.
@@ -179,6 +183,8 @@ impl ThrottleReport {
             }),
             waiting,
             in_the_way: throttled.in_the_way(Some(waiting)),
+            shortage: None,
+            only_used: throttled.is_only_used(),
             queues: queues_of(name, config),
             budget_headers: settings
                 .budget

@@ -12,6 +12,7 @@ use roundelay_admin::operate;
 use roundelay_admin::operate::chain::Steered;
 use roundelay_admin::operate::{Operator, chain, queue, throttle, worker};
 use roundelay_config::Config;
+use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::{Overslept, schedules};
 use roundelay_ledger::{ChainOrder, ChainState, EFFORT, LateChain, Listed, RunFilter};
@@ -129,11 +130,13 @@ async fn answer(api: &Api, query: &Query) -> anyhow::Result<Option<QueryAnswer>>
         Query::Throttles => Some(QueryAnswer::Throttles(throttles::all(&config, ledger).await?)),
         Query::Chains(Show::Late) => {
             let (now, calendar) = (ledger.now(), ledger.calendar());
-            let late = ledger.late(now - config.catch_up.slack, ROWS).await?;
+            let holds = Holds::look(&config, ledger).await?;
+            let late = ledger.late(now - config.catch_up.slack, holds.queues(), ROWS).await?;
             let more = late.len() >= ROWS as usize;
             let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
             let slept = overslept::look(ledger, queues, &schedules(&config)).await?;
-            let slept = slept.into_iter().map(|Overslept { chain: Listed { hint, .. }, since }| Row {
+            let slept = slept.into_iter().filter(|of| holds.get(&of.chain.hint.queue).is_none());
+            let slept = slept.map(|Overslept { chain: Listed { hint, .. }, since }| Row {
                 doing: "late",
                 late: Some(now.since(since)),
                 due: calendar.wall(hint.due),

@@ -194,8 +194,8 @@ impl View<'_> {
             tile("due", chains.due, counted, Style::new()),
             tile("for a slot", told.waiting_for_slot, true, Style::new()),
             tile("running", chains.running, counted, Style::new()),
-            tile("OVERDUE", chains.overdue, counted, bad),
-            tile("FAILED", told.failures, counted, warn),
+            tile("LATE", chains.overdue, counted, bad),
+            tile("FAILING", told.failures - told.recovered, counted, warn),
         ];
         let each = (self.columns - 2) / tiles.len();
         let names =
@@ -235,6 +235,7 @@ impl View<'_> {
             }
         }
         let apart = [
+            (of.chains.held, "held"),
             (of.chains.paused, "paused"),
             (of.chains.quarantined, "QUARANTINED"),
             (of.chains.gathering, "waiting for a batch"),
@@ -266,6 +267,7 @@ impl View<'_> {
             let (word, style) = match trouble.level {
                 Level::Error => ("ERROR", self.paint.bad()),
                 Level::Warning => ("warning", self.paint.warn()),
+                Level::Held => ("held", Style::new()),
             };
             let lines = wrap(&trouble.what, self.columns.saturating_sub(10));
             lines.into_iter().enumerate().map(move |(n, text)| {

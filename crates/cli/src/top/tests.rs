@@ -10,10 +10,11 @@ use ratatui::buffer::Buffer;
 use ratatui::style::{Color, Modifier};
 use roundelay_admin::inspect::broker::BrokerStatus;
 use roundelay_admin::inspect::chain::{AttemptReport, ChainReport, Entity};
-use roundelay_admin::inspect::status_cache::Facts;
+use roundelay_admin::inspect::status_cache::{Facts, ThrottledNow};
 use roundelay_admin::inspect::throttles::{ConfiguredLimits, Hold, KeyReport, ThrottleReport, WindowReport};
 use roundelay_broker::{Depth, Rates};
 use roundelay_config::Config;
+use roundelay_engine::holds::Holds;
 use roundelay_ledger::{Census, QueueCensus, SeenWorker};
 use roundelay_model::calendar::At;
 use roundelay_model::clock::Time;
@@ -97,16 +98,14 @@ fn facts() -> Facts {
         running: 3,
         due,
         overdue,
-        overslept: 0,
-        unsent: 0,
-        waiting: 0,
+        oldest_due: (overdue > 0).then_some(at(-164)),
+        ..QueueCensus::default()
     };
     let census = Census {
         queues: vec![queue("sync-android", 1_234_567, 0, 0), queue("sync-ios", 12_000, 40, 12)],
         paused: 5,
         retired: 17,
         failures: 2,
-        oldest_due: Some(at(-164)),
         ..Census::default()
     };
     let mut paused = FleetOrders::default();
@@ -128,13 +127,17 @@ fn facts() -> Facts {
             worker("4713-2b3c4d5e6f8c1f0a", -1, WorkerState::Draining, "sync-ios", 1),
         ],
         orders: BTreeMap::from([(Subject::Queue("sync-android".into()), paused)]),
+        holds: Holds::default(),
         rhythm: Rhythm { sets: sets.collect(), seconds: Vec::new(), peak_to_mean: Some(1.3), per_second: 2.5 },
         recent_late: Some(Lateness { p50: 2.0, p99: 7.0, max: 15.0 }),
         waiting: BTreeMap::from([("ios".into(), 2)]),
-        throttled: vec![(
-            "ios".into(),
-            "the throttle ios is used up (5 of 5 in 1s): the next slot opens in less than 1s, 2 wait".into(),
-        )],
+        throttled: vec![ThrottledNow {
+            name: "ios".into(),
+            words: "the throttle ios lets one start at a time try: the next slot opens in less than 1s, 2 wait".into(),
+            in_the_way: true,
+            ordered: false,
+            limits: None,
+        }],
         ledger_why: None,
     }
 }
@@ -161,6 +164,8 @@ fn throttles() -> Vec<ThrottleReport> {
         hold,
         waiting: 2,
         in_the_way: in_the_way.map(str::to_owned),
+        shortage: None,
+        only_used: false,
         queues: vec!["sync-ios".into()],
         budget_headers: None,
         remembered: 1,

@@ -31,6 +31,7 @@ use crate::companion::{Companion, Handle, Task};
 use crate::connections::Connections;
 use crate::desk::Desk;
 use crate::error::StartError;
+use crate::holds::Holds;
 use crate::overslept;
 use crate::overslept::Schedules;
 use crate::telemetry::Telemetry;
@@ -196,9 +197,11 @@ impl Watch {
     async fn ask(&self) -> Result<(), LedgerError> {
         let begun = Instant::now();
         let Self { ledger, slack, schedule_of, telemetry, queues, .. } = self;
-        let (census, _) = overslept::census(&**ledger, *slack, &**schedule_of).await?;
-        let throttles = Throttled::look(self.throttles.settings(), &**ledger).await?;
         let (workers, orders) = (ledger.workers().await?, ledger.fleet_orders().await?);
+        let paced = queues.iter().map(|(queue, throttle)| (queue.as_str(), throttle.as_deref()));
+        let holds = Holds::new(paced, &orders, &ledger.throttle_orders().await?, ledger.now());
+        let (census, _) = overslept::census(&**ledger, *slack, &**schedule_of, &holds).await?;
+        let throttles = Throttled::look(self.throttles.settings(), &**ledger).await?;
         telemetry.throttled(&throttles);
         telemetry.fleet(queues, &workers, &orders, ledger.now());
         telemetry.census(&census, (ledger.now(), &ledger.calendar()), begun.elapsed());

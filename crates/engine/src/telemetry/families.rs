@@ -116,9 +116,11 @@ pub struct Families {
     pub hops: Histogram,
     chains: Family<ByState, Gauge>,
     overdue: Family<ByQueue, Gauge>,
+    held_chains: Family<ByQueue, Gauge>,
     unsent: Family<ByQueue, Gauge>,
     oldest: Seconds,
     failures: Gauge,
+    recovered: Gauge,
     quarantined: Gauge,
     kept_jobs: Gauge,
     census_at: Seconds,
@@ -168,9 +170,11 @@ impl Families {
             hops: Histogram::new(HOPS),
             chains: Family::default(),
             overdue: Family::default(),
+            held_chains: Family::default(),
             unsent: Family::default(),
             oldest: Seconds::default(),
             failures: Gauge::default(),
+            recovered: Gauge::default(),
             quarantined: Gauge::default(),
             kept_jobs: Gauge::default(),
             census_at: Seconds::default(),
@@ -257,6 +261,7 @@ impl Families {
         }
         to.register("chains", "Chains in the ledger, by what they do", self.chains.clone());
         to.register("chains_overdue", "Chains due for longer than the slack and not run", self.overdue.clone());
+        to.register("chains_held", "Due chains that an operator lets not start", self.held_chains.clone());
         to.register("chains_unsent", "Chains whose message is not known to be sent", self.unsent.clone());
         to.register(
             "oldest_overdue_seconds",
@@ -264,6 +269,11 @@ impl Families {
             self.oldest.clone(),
         );
         to.register("ledger_failures", "Entities whose failure the ledger keeps", self.failures.clone());
+        to.register(
+            "ledger_failures_recovered",
+            "Of the entities whose failure the ledger keeps, those that have worked since",
+            self.recovered.clone(),
+        );
         to.register("ledger_quarantined_messages", "Quarantined messages in the ledger", self.quarantined.clone());
         to.register("ledger_kept_jobs", "One-off jobs kept in the ledger", self.kept_jobs.clone());
         to.register("ledger_up", "Whether the ledger can be read and written", self.ledger_up.clone());
@@ -377,6 +387,7 @@ impl Families {
                 self.chains.remove(&chains(state, gone));
             }
             self.overdue.remove(&ByQueue { queue: gone.clone() });
+            self.held_chains.remove(&ByQueue { queue: gone.clone() });
             self.unsent.remove(&ByQueue { queue: gone.clone() });
         }
         for queue in &census.queues {
@@ -385,6 +396,7 @@ impl Families {
             self.chains.get_or_create(&chains("due", &queue.queue)).set(queue.due);
             self.chains.get_or_create(&chains("running", &queue.queue)).set(queue.running);
             self.overdue.get_or_create(&label).set(queue.overdue);
+            self.held_chains.get_or_create(&label).set(queue.held);
             self.unsent.get_or_create(&label).set(queue.unsent);
         }
         *counted = census.queues.iter().map(|queue| queue.queue.clone()).collect();
@@ -393,8 +405,9 @@ impl Families {
         {
             self.chains.get_or_create(&chains(state, "")).set(count);
         }
-        self.oldest.set(census.oldest_due.map_or(0.0, |due| at.since(due).as_secs_f64()));
+        self.oldest.set(census.oldest_due().map_or(0.0, |due| at.since(due).as_secs_f64()));
         self.failures.set(census.failures);
+        self.recovered.set(census.recovered);
         self.quarantined.set(census.quarantined_messages);
         self.kept_jobs.set(census.kept_jobs);
         self.census_at.set(seconds(calendar.wall(at)));
@@ -424,8 +437,9 @@ mod tests {
         let never = Calendar::default();
         telemetry.census(&before, (at, &never), took);
         let oldest_due = Some(Time::from_millis(60_500));
+        let held = QueueCensus { due: 5, held: 5, overdue: 0, ..queue("c") };
         telemetry.census(
-            &Census { queues: vec![queue("b")], paused: 7, oldest_due, ..before },
+            &Census { queues: vec![QueueCensus { oldest_due, ..queue("b") }, held], paused: 7, ..before },
             (at, &never.set(Time::from_millis(60_000), 3_600_000)),
             took,
         );
@@ -435,6 +449,7 @@ mod tests {
             "roundelay_chains{state=\"sleeping\",queue=\"b\"} 3",
             "roundelay_chains{state=\"paused\",queue=\"\"} 7",
             "roundelay_chains_overdue{queue=\"b\"} 1",
+            "roundelay_chains_held{queue=\"c\"} 5",
             "roundelay_oldest_overdue_seconds 30.0",
             "roundelay_census_timestamp_seconds 3690.5",
             "roundelay_clock_ahead_seconds 3600.0",

@@ -156,6 +156,12 @@ impl Throttled {
         Some(format!("{what} is used up ({}){gently}: {next}", used.join(", ")))
     }
 
+    /// Whether nothing is in its way but its own limits: neither a hold, nor a breaker, nor an upstream's budget.
+    pub fn is_only_used(&self) -> bool {
+        let ordered = self.orders.held_until() > self.now;
+        !ordered && self.keys.iter().all(|(_, view)| view.held.is_none() && !view.tripped && view.budget.is_none())
+    }
+
     /// How far away a time is, in words.
     pub fn from_now(&self, at: Micros) -> String {
         let away = Duration::from_micros(u64::try_from(at - self.now).unwrap_or(0));

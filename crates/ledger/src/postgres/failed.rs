@@ -18,29 +18,46 @@ use crate::error::LedgerError;
 use crate::failed::{DueItem, FailureCursor, FailureFilter, Failures, Hold, Plan, PlannedItem};
 use crate::look::sql_like;
 
+/// Whether the whole of the entity of a failure `f` has worked since: a run has ended later, and no retry of it waits.
+macro_rules! recovered {
+    () => {
+        "f.item = '' AND EXISTS (SELECT FROM chains c WHERE c.kind = f.kind AND c.key = f.key AND NOT c.once
+                                                      AND c.parent = 0 AND c.attempt = 1 AND c.last_finish > f.last_at)"
+    };
+}
+
 /// The columns that [`failure`] reads, of a failure `f`.
 macro_rules! failure_columns {
     () => {
-        "f.kind, f.key, f.item, f.reason, f.code, f.times, f.attempts, f.first_at, f.last_at, f.next_retry_at,
-         f.permanent, f.fed"
+        concat!(
+            "f.kind, f.key, f.item, f.reason, f.code, f.times, f.attempts, f.first_at, f.last_at, f.next_retry_at,
+             f.permanent, f.fed, (",
+            recovered!(),
+            ")"
+        )
     };
 }
 
 /// How many columns that are.
-const AFTER_FAILURE: usize = 12;
+const AFTER_FAILURE: usize = 13;
 
-/// The failures `f` that a [`FailureFilter`] means; its parameters are 1 to 7.
+/// The failures `f` that a [`FailureFilter`] means; its parameters are 1 to 8.
 macro_rules! fits {
     () => {
-        "($1::text IS NULL OR f.kind = $1) AND ($2::text IS NULL OR f.key = $2) AND ($3::text IS NULL OR f.key LIKE $3)
+        concat!(
+            "($1::text IS NULL OR f.kind = $1) AND ($2::text IS NULL OR f.key = $2) AND ($3::text IS NULL OR f.key LIKE $3)
          AND ($4::text IS NULL OR EXISTS (SELECT FROM chains c WHERE c.kind = f.kind AND c.key = f.key AND c.owner = $4
                                                                  AND c.parent = 0))
          AND ($5::text IS NULL OR f.item = $5) AND ($6::text IS NULL OR f.code = $6)
-         AND ($7::bool IS NULL OR f.permanent = $7)"
+         AND ($7::bool IS NULL OR f.permanent = $7) AND ($8::bool IS NULL OR $8 = (",
+            recovered!(),
+            "))"
+        )
     };
 }
 
 pub(super) use fits;
+pub(super) use recovered;
 
 /// The ledger's time, in milliseconds.
 macro_rules! now {
@@ -63,6 +80,7 @@ pub(super) fn failure(row: &Row) -> Result<Failure, Error> {
         next_retry_at: row.try_get::<_, Option<i64>>(9)?.map(Time::from_millis),
         permanent: row.try_get(10)?,
         fed: row.try_get(11)?,
+        recovered: row.try_get(12)?,
     })
 }
 
@@ -78,14 +96,26 @@ impl Failures for PostgresLedger {
             failure_columns!(),
             " FROM failures f WHERE ",
             fits!(),
-            " AND (f.kind, f.key, f.item) > ($8, $9, $10) ORDER BY f.kind, f.key, f.item LIMIT $11"
+            " AND (f.kind, f.key, f.item) > ($9, $10, $11) ORDER BY f.kind, f.key, f.item LIMIT $12"
         );
-        let FailureFilter { kind, key, like, owner, item, code, permanent } = filter;
+        let FailureFilter { kind, key, like, owner, item, code, permanent, recovered } = filter;
         // Nothing is before a kind without a name, and the whole of an entity has no item.
         let (after_kind, after_key, after_item) = after.unwrap_or_default();
         let (like, limit) = (like.as_deref().map(sql_like), i64::from(limit));
-        let parameters: [&(dyn ToSql + Sync); 11] =
-            [&kind, &key, &like, &owner, &item, &code, &permanent, &after_kind, &after_key, &after_item, &limit];
+        let parameters: [&(dyn ToSql + Sync); 12] = [
+            &kind,
+            &key,
+            &like,
+            &owner,
+            &item,
+            &code,
+            &permanent,
+            &recovered,
+            &after_kind,
+            &after_key,
+            &after_item,
+            &limit,
+        ];
         self.reader.rows(sql, &parameters, failure).await
     }
 
@@ -94,9 +124,9 @@ impl Failures for PostgresLedger {
             "SELECT count(*) FILTER (WHERE f.item <> ''), count(*) FILTER (WHERE f.item = '') FROM failures f WHERE ",
             fits!()
         );
-        let FailureFilter { kind, key, like, owner, item, code, permanent } = filter;
+        let FailureFilter { kind, key, like, owner, item, code, permanent, recovered } = filter;
         let like = like.as_deref().map(sql_like);
-        let parameters: [&(dyn ToSql + Sync); 7] = [&kind, &key, &like, &owner, &item, &code, &permanent];
+        let parameters: [&(dyn ToSql + Sync); 8] = [&kind, &key, &like, &owner, &item, &code, &permanent, &recovered];
         let counts = |row: &Row| Ok((row.try_get::<_, i64>(0)?, row.try_get::<_, i64>(1)?));
         let (parts, wholes) = self.reader.rows(sql, &parameters, counts).await?.pop().unwrap_or_default();
         Ok((parts.unsigned_abs(), wholes.unsigned_abs()))
@@ -110,16 +140,16 @@ impl Failures for PostgresLedger {
             fits!(),
             " AND f.item <> '' AND f.code IS DISTINCT FROM 'refused' AND f.held_until <= now.ms"
         );
-        let FailureFilter { kind, key, like, owner, item, code, permanent } = filter;
+        let FailureFilter { kind, key, like, owner, item, code, permanent, recovered } = filter;
         let like = like.as_deref().map(sql_like);
-        self.reader.execute(sql, &[&kind, &key, &like, &owner, &item, &code, &permanent]).await
+        self.reader.execute(sql, &[&kind, &key, &like, &owner, &item, &code, &permanent, &recovered]).await
     }
 
     async fn drop_failed(&self, filter: FailureFilter) -> Result<u64> {
         let sql = concat!("DELETE FROM failures f WHERE ", fits!());
-        let FailureFilter { kind, key, like, owner, item, code, permanent } = filter;
+        let FailureFilter { kind, key, like, owner, item, code, permanent, recovered } = filter;
         let like = like.as_deref().map(sql_like);
-        self.reader.execute(sql, &[&kind, &key, &like, &owner, &item, &code, &permanent]).await
+        self.reader.execute(sql, &[&kind, &key, &like, &owner, &item, &code, &permanent, &recovered]).await
     }
 
     async fn due_items(&self, kind: String, limit: u32) -> Result<Vec<DueItem>> {
@@ -248,7 +278,9 @@ impl Reader {
         let sql = concat!(
             "SELECT ",
             failure_columns!(),
-            " FROM failures f ORDER BY f.last_at DESC, f.kind, f.key, f.item LIMIT $1"
+            " FROM failures f ORDER BY (",
+            recovered!(),
+            "), f.last_at DESC, f.kind, f.key, f.item LIMIT $1"
         );
         self.rows(sql, &[&i64::from(limit)], failure).await
     }

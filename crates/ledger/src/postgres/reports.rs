@@ -10,6 +10,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
+use super::failed::recovered;
 use super::group::{hint, small};
 use super::reader::{Reader, Result};
 use crate::census::{Census, QueueCensus};
@@ -83,7 +84,7 @@ impl Reader {
         self.rows(sql, &[&kind, &key], chain).await
     }
 
-    pub(super) async fn late(&self, before: Time, now: Time, limit: u32) -> Result<Vec<LateChain>> {
+    pub(super) async fn late(&self, before: Time, except: &[String], now: Time, limit: u32) -> Result<Vec<LateChain>> {
         let sql = concat!(
             "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, sent, looks, watch_at, ",
             "CASE WHEN chains.holder = 0 THEN 0
@@ -94,7 +95,7 @@ impl Reader {
              FROM chains
              WHERE state = 3 OR (state = 0 AND due < $1 AND holder NOT IN (SELECT session FROM sessions WHERE beat > $2::int8 - 40000) AND batch_open = 0 AND NOT ",
             waits_for_twin!("$2"),
-            ") ORDER BY due LIMIT $3"
+            " AND queue <> ALL ($4::text[])) ORDER BY due LIMIT $3"
         );
         let late = |row: &Row| {
             Ok(LateChain {
@@ -108,7 +109,7 @@ impl Reader {
                 reason: row.try_get(14)?,
             })
         };
-        self.rows(sql, &[&before.as_millis(), &now.as_millis(), &i64::from(limit)], late).await
+        self.rows(sql, &[&before.as_millis(), &now.as_millis(), &i64::from(limit), &except], late).await
     }
 
     pub(super) async fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>> {
@@ -120,45 +121,59 @@ impl Reader {
     }
 
     pub(super) async fn census(&self, now: Time, slack: Duration) -> Result<Census> {
-        let queues = concat!(
-            "SELECT queue, count(*) FILTER (WHERE batch_open = 0 AND holder IN (SELECT session FROM sessions WHERE beat > $1::int8 - 40000)),
-                             count(*) FILTER (WHERE batch_open = 0 AND holder NOT IN (SELECT session FROM sessions WHERE beat > $1::int8 - 40000) AND due > $1),
-                             count(*) FILTER (WHERE batch_open = 0 AND holder NOT IN (SELECT session FROM sessions WHERE beat > $1::int8 - 40000) AND due <= $1),
-                             count(*) FILTER (WHERE batch_open = 0 AND holder NOT IN (SELECT session FROM sessions WHERE beat > $1::int8 - 40000) AND due <= $2 AND NOT ",
+        let sql = concat!(
+            "SELECT queue, kind, count(*) FILTER (WHERE NOT once AND parent = 0),
+                    count(*) FILTER (WHERE batch_open = 0 AND runs),
+                    count(*) FILTER (WHERE batch_open = 0 AND NOT runs AND due > $1),
+                    count(*) FILTER (WHERE batch_open = 0 AND NOT runs AND due <= $1),
+                    count(*) FILTER (WHERE batch_open = 0 AND NOT runs AND due <= $2 AND NOT ",
             waits_for_twin!("$1"),
             "),
-                             count(*) FILTER (WHERE batch_open = 0 AND holder NOT IN (SELECT session FROM sessions WHERE beat > $1::int8 - 40000) AND NOT sent),
-                             count(*) FILTER (WHERE batch_open > 0)
-                      FROM chains WHERE state = 0 GROUP BY queue ORDER BY queue"
+                    count(*) FILTER (WHERE batch_open = 0 AND NOT runs AND NOT sent),
+                    count(*) FILTER (WHERE batch_open > 0),
+                    min(due) FILTER (WHERE batch_open = 0 AND NOT runs AND due <= $1 AND NOT ",
+            waits_for_twin!("$1"),
+            ")
+             FROM (SELECT *, holder IN (SELECT session FROM sessions WHERE beat > $1::int8 - 40000) AS runs
+                   FROM chains WHERE state = 0) chains
+             GROUP BY queue, kind ORDER BY queue, kind"
         );
-        let queue = |row: &Row| {
+        let of_kind = |row: &Row| {
             Ok(QueueCensus {
                 queue: row.try_get(0)?,
-                running: row.try_get(1)?,
-                sleeping: row.try_get(2)?,
-                due: row.try_get(3)?,
-                overdue: row.try_get(4)?,
+                kinds: Some((row.try_get(1)?, row.try_get(2)?)).filter(|(_, count)| *count > 0).into_iter().collect(),
+                running: row.try_get(3)?,
+                sleeping: row.try_get(4)?,
+                due: row.try_get(5)?,
+                overdue: row.try_get(6)?,
+                held: 0,
                 overslept: 0,
-                unsent: row.try_get(5)?,
-                waiting: row.try_get(6)?,
+                unsent: row.try_get(7)?,
+                waiting: row.try_get(8)?,
+                oldest_due: row.try_get::<_, Option<i64>>(9)?.map(Time::from_millis),
             })
         };
         let (now, overdue_before) = (now.as_millis(), (now - slack).as_millis());
-        let queues = self.rows(queues, &[&now, &overdue_before], queue).await?;
+        let mut queues: Vec<QueueCensus> = Vec::new();
+        for of_kind in self.rows(sql, &[&now, &overdue_before], of_kind).await? {
+            match queues.last_mut().filter(|queue| queue.queue == of_kind.queue) {
+                Some(queue) => queue.add(of_kind),
+                None => queues.push(of_kind),
+            }
+        }
         let counts = concat!(
             "SELECT (SELECT count(*) FROM chains WHERE state = 1),
-                             (SELECT count(*) FROM chains WHERE state = 2 AND NOT once),
-                             (SELECT count(*) FROM chains WHERE state = 3),
-                             (SELECT count(*) FROM failures),
-                             (SELECT count(*) FROM quarantine),
-                             (SELECT count(*) FROM jobs),
-                             (SELECT min(due) FROM chains WHERE state = 0 AND due <= $1 AND holder NOT IN (SELECT session FROM sessions WHERE beat > $1::int8 - 40000)
-                                                             AND batch_open = 0 AND NOT ",
-            waits_for_twin!("$1"),
+                    (SELECT count(*) FROM chains WHERE state = 2 AND NOT once),
+                    (SELECT count(*) FROM chains WHERE state = 3),
+                    (SELECT count(*) FROM failures),
+                    (SELECT count(*) FROM failures f WHERE ",
+            recovered!(),
             "),
-                             (SELECT count(*) FROM failures f
-                              JOIN chains c ON c.kind = f.kind AND c.key = f.key AND NOT c.once AND c.parent = 0
-                              WHERE f.permanent AND f.item = '' AND c.state = 2 AND c.last_finish = f.last_at)"
+                    (SELECT count(*) FROM quarantine),
+                    (SELECT count(*) FROM jobs),
+                    (SELECT count(*) FROM failures f
+                     JOIN chains c ON c.kind = f.kind AND c.key = f.key AND NOT c.once AND c.parent = 0
+                     WHERE f.permanent AND f.item = '' AND c.state = 2 AND c.last_finish = f.last_at)"
         );
         let count = |row: &Row| {
             Ok(Census {
@@ -167,13 +182,13 @@ impl Reader {
                 retired: row.try_get(1)?,
                 quarantined: row.try_get(2)?,
                 failures: row.try_get(3)?,
-                quarantined_messages: row.try_get(4)?,
-                kept_jobs: row.try_get(5)?,
-                oldest_due: row.try_get::<_, Option<i64>>(6)?.map(Time::from_millis),
+                recovered: row.try_get(4)?,
+                quarantined_messages: row.try_get(5)?,
+                kept_jobs: row.try_get(6)?,
                 unavailable: row.try_get(7)?,
             })
         };
-        let counted = self.rows(counts, &[&now], count).await?.pop().unwrap_or_default();
+        let counted = self.rows(counts, &[], count).await?.pop().unwrap_or_default();
         Ok(Census { queues, ..counted })
     }
 
@@ -326,8 +341,8 @@ impl Reports for PostgresLedger {
         self.reader.owners(after, limit).await
     }
 
-    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
-        self.reader.late(before, self.clock.now(), limit).await
+    async fn late(&self, before: Time, except: Vec<String>, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
+        self.reader.late(before, &except, self.clock.now(), limit).await
     }
 
     async fn census(&self, slack: Duration) -> Result<Census, LedgerError> {

@@ -9,7 +9,7 @@ use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
 use super::PostgresLedger;
-use super::failed::fits;
+use super::failed::{fits, recovered};
 use super::reader::Result;
 use super::reports::{attempt, listed, listed_columns, time, waits_for_twin};
 use crate::chain::ChainState;
@@ -153,15 +153,18 @@ impl Search for PostgresLedger {
     async fn reasons(&self, filter: FailureFilter) -> Result<Vec<ReasonCount>> {
         let sql = concat!(
             "SELECT f.kind, f.code, f.permanent, count(*) FILTER (WHERE f.item <> ''),
-                    count(*) FILTER (WHERE f.item = ''), max(f.last_at), (array_agg(f.reason ORDER BY f.last_at DESC))[1]
+                    count(*) FILTER (WHERE f.item = ''), max(f.last_at), (array_agg(f.reason ORDER BY f.last_at DESC))[1],
+                    count(*) FILTER (WHERE ",
+            recovered!(),
+            ")
              FROM failures f WHERE ",
             fits!(),
-            " GROUP BY f.kind, f.code, f.permanent
-              ORDER BY count(*) DESC, f.kind, f.code NULLS FIRST, f.permanent"
+            " GROUP BY f.kind, f.code, f.permanent, CASE WHEN f.code IS NULL THEN left(split_part(f.reason, ':', 1), 60) END
+              ORDER BY count(*) DESC, f.kind, f.code NULLS FIRST, f.permanent, max(f.last_at)"
         );
-        let FailureFilter { kind, key, like, owner, item, code, permanent } = filter;
+        let FailureFilter { kind, key, like, owner, item, code, permanent, recovered } = filter;
         let like = like.as_deref().map(sql_like);
-        let parameters: [&(dyn ToSql + Sync); 7] = [&kind, &key, &like, &owner, &item, &code, &permanent];
+        let parameters: [&(dyn ToSql + Sync); 8] = [&kind, &key, &like, &owner, &item, &code, &permanent, &recovered];
         let reason = |row: &Row| {
             Ok(ReasonCount {
                 kind: row.try_get(0)?,
@@ -171,6 +174,7 @@ impl Search for PostgresLedger {
                 wholes: row.try_get::<_, i64>(4)?.unsigned_abs(),
                 last_at: time(row, 5)?,
                 example: row.try_get(6)?,
+                recovered: row.try_get::<_, i64>(7)?.unsigned_abs(),
             })
         };
         self.reader.rows(sql, &parameters, reason).await

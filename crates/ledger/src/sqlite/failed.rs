@@ -14,19 +14,36 @@ use crate::error::LedgerError;
 use crate::failed::{DueItem, FailureCursor, FailureFilter, Failures, Hold, Plan, PlannedItem};
 use crate::look::sqlite_glob;
 
-/// The columns that [`failure`] reads.
-pub(super) const FAILURE: &str =
-    "f.kind, f.key, f.item, f.reason, f.code, f.times, f.attempts, f.first_at, f.last_at, f.next_retry_at, f.permanent,
-     f.fed";
-/// How many columns that are.
-const AFTER_FAILURE: usize = 12;
+/// Whether the whole of the entity of a failure `f` has worked since: a run has ended later, and no retry of it waits.
+macro_rules! recovered {
+    () => {
+        "f.item = '' AND EXISTS (SELECT 1 FROM chains c WHERE c.kind = f.kind AND c.key = f.key AND c.once = 0
+                                                        AND c.parent = 0 AND c.attempt = 1 AND c.last_finish > f.last_at)"
+    };
+}
 
-/// The failures `f` that a [`FailureFilter`] means; its parameters are 1 to 7.
-pub(super) const FITS: &str =
+pub(super) const RECOVERED: &str = recovered!();
+
+/// The columns that [`failure`] reads.
+pub(super) const FAILURE: &str = concat!(
+    "f.kind, f.key, f.item, f.reason, f.code, f.times, f.attempts, f.first_at, f.last_at, f.next_retry_at, f.permanent,
+     f.fed, (",
+    recovered!(),
+    ")"
+);
+/// How many columns that are.
+const AFTER_FAILURE: usize = 13;
+
+/// The failures `f` that a [`FailureFilter`] means; its parameters are 1 to 8.
+pub(super) const FITS: &str = concat!(
     "(?1 IS NULL OR f.kind = ?1) AND (?2 IS NULL OR f.key = ?2) AND (?3 IS NULL OR f.key GLOB ?3)
     AND (?4 IS NULL OR EXISTS (SELECT 1 FROM chains c WHERE c.kind = f.kind AND c.key = f.key AND c.owner = ?4
                                                         AND c.parent = 0))
-    AND (?5 IS NULL OR f.item = ?5) AND (?6 IS NULL OR f.code = ?6) AND (?7 IS NULL OR f.permanent = ?7)";
+    AND (?5 IS NULL OR f.item = ?5) AND (?6 IS NULL OR f.code = ?6) AND (?7 IS NULL OR f.permanent = ?7)
+    AND (?8 IS NULL OR ?8 = (",
+    recovered!(),
+    "))"
+);
 
 pub(super) fn failure(row: &Row<'_>) -> Result<Failure> {
     Ok(Failure {
@@ -42,22 +59,23 @@ pub(super) fn failure(row: &Row<'_>) -> Result<Failure> {
         next_retry_at: row.get::<_, Option<i64>>(9)?.map(Time::from_millis),
         permanent: row.get(10)?,
         fed: row.get(11)?,
+        recovered: row.get(12)?,
     })
 }
 
 impl Store {
     fn failed(&self, filter: &FailureFilter, after: Option<FailureCursor>, limit: u32) -> Result<Vec<Failure>> {
         let sql = format!(
-            "SELECT {FAILURE} FROM failures f WHERE {FITS} AND (f.kind, f.key, f.item) > (?8, ?9, ?10)
-             ORDER BY f.kind, f.key, f.item LIMIT ?11"
+            "SELECT {FAILURE} FROM failures f WHERE {FITS} AND (f.kind, f.key, f.item) > (?9, ?10, ?11)
+             ORDER BY f.kind, f.key, f.item LIMIT ?12"
         );
-        let FailureFilter { kind, key, like, owner, item, code, permanent } = filter;
+        let FailureFilter { kind, key, like, owner, item, code, permanent, recovered } = filter;
         // Nothing is before a kind without a name, and the whole of an entity has no item.
         let (after_kind, after_key, after_item) = after.unwrap_or_default();
         let like = like.as_deref().map(sqlite_glob);
         let mut select = self.connection.prepare_cached(&sql)?;
         let parameters =
-            params![kind, key, like, owner, item, code, permanent, after_kind, after_key, after_item, limit];
+            params![kind, key, like, owner, item, code, permanent, recovered, after_kind, after_key, after_item, limit];
         select.query_map(parameters, failure)?.collect()
     }
 
@@ -65,29 +83,29 @@ impl Store {
         let sql = format!(
             "SELECT count(*) FILTER (WHERE f.item <> ''), count(*) FILTER (WHERE f.item = '') FROM failures f WHERE {FITS}"
         );
-        let FailureFilter { kind, key, like, owner, item, code, permanent } = filter;
+        let FailureFilter { kind, key, like, owner, item, code, permanent, recovered } = filter;
         let like = like.as_deref().map(sqlite_glob);
-        let parameters = params![kind, key, like, owner, item, code, permanent];
+        let parameters = params![kind, key, like, owner, item, code, permanent, recovered];
         let count = |row: &Row<'_>, column| row.get::<_, i64>(column).map(i64::unsigned_abs);
         self.connection.prepare_cached(&sql)?.query_row(parameters, |row| Ok((count(row, 0)?, count(row, 1)?)))
     }
 
     fn retry_failed(&mut self, filter: &FailureFilter, now: Time) -> Result<u64> {
         let sql = format!(
-            "UPDATE failures AS f SET next_retry_at = ?8, attempts = 0, permanent = 0
-             WHERE {FITS} AND f.item <> '' AND f.code IS NOT '{REFUSED}' AND f.held_until <= ?8"
+            "UPDATE failures AS f SET next_retry_at = ?9, attempts = 0, permanent = 0
+             WHERE {FITS} AND f.item <> '' AND f.code IS NOT '{REFUSED}' AND f.held_until <= ?9"
         );
-        let FailureFilter { kind, key, like, owner, item, code, permanent } = filter;
+        let FailureFilter { kind, key, like, owner, item, code, permanent, recovered } = filter;
         let like = like.as_deref().map(sqlite_glob);
-        let parameters = params![kind, key, like, owner, item, code, permanent, now.as_millis()];
+        let parameters = params![kind, key, like, owner, item, code, permanent, recovered, now.as_millis()];
         self.connection.prepare_cached(&sql)?.execute(parameters).map(|changed| changed as u64)
     }
 
     fn drop_failed(&mut self, filter: &FailureFilter) -> Result<u64> {
         let sql = format!("DELETE FROM failures AS f WHERE {FITS}");
-        let FailureFilter { kind, key, like, owner, item, code, permanent } = filter;
+        let FailureFilter { kind, key, like, owner, item, code, permanent, recovered } = filter;
         let like = like.as_deref().map(sqlite_glob);
-        let parameters = params![kind, key, like, owner, item, code, permanent];
+        let parameters = params![kind, key, like, owner, item, code, permanent, recovered];
         self.connection.prepare_cached(&sql)?.execute(parameters).map(|changed| changed as u64)
     }
 
@@ -180,7 +198,10 @@ impl Store {
     }
 
     pub fn failures(&self, limit: u32) -> Result<Vec<Failure>> {
-        let sql = format!("SELECT {FAILURE} FROM failures f ORDER BY f.last_at DESC, f.kind, f.key, f.item LIMIT ?1");
+        let sql = format!(
+            "SELECT {FAILURE} FROM failures f ORDER BY {RECOVERED}, f.last_at DESC, f.kind, f.key, f.item
+             LIMIT ?1"
+        );
         let mut select = self.connection.prepare_cached(&sql)?;
         let rows = select.query_map([limit], failure)?;
         rows.collect()

@@ -344,7 +344,7 @@ mod tests {
         let messages = store.messages(&["work".into()], &kinds(), Epoch::NONE, 100).unwrap();
         let later = now + Duration::from_secs(1_000);
         let overdue = store.overdue("work", &kinds(), later, None, 100).unwrap();
-        let late = store.late(later, now, 100).unwrap();
+        let late = store.late(later, &[], now, 100).unwrap();
         let listed = store.list(&ListFilter::default(), None, now, 100).unwrap();
         let census = store.census(now, SLACK).unwrap();
         let attempts = store.attempts(Fence::NONE, 1_000).unwrap();

@@ -10,6 +10,7 @@ use roundelay_model::progress::Progress;
 use rusqlite::{Row, params};
 
 use super::SqliteLedger;
+use super::failed::RECOVERED;
 use super::orders::WHICH;
 use super::store::{AFTER_HINT, HINT, Result, Store, hint, holder, time};
 use crate::census::{Census, QueueCensus};
@@ -51,19 +52,20 @@ impl Store {
         rows.collect()
     }
 
-    pub fn late(&self, before: Time, now: Time, limit: u32) -> Result<Vec<LateChain>> {
+    pub fn late(&self, before: Time, except: &[String], now: Time, limit: u32) -> Result<Vec<LateChain>> {
         let sql = format!(
             "SELECT {HINT}, state, sent, looks, watch_at, iif(holder = 0, 0, iif(holder IN {HEARD}, 1, 2)),
                     (SELECT worker FROM attempts WHERE attempts.fence = chains.fence),
                     (SELECT reason FROM attempts WHERE attempts.fence = chains.fence AND verdict = 'lost')
              FROM chains_now AS chains
              WHERE state = 3 OR (state = 0 AND due < ?1 AND holder NOT IN {HEARD} AND batch_open = 0
-                                 AND NOT {waits})
+                                 AND NOT {waits} AND queue NOT IN (SELECT value FROM json_each(?4)))
              ORDER BY due LIMIT ?3",
             waits = waits_for_twin!("?2")
         );
+        let except = serde_json::json!(except).to_string();
         let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![before.as_millis(), now.as_millis(), limit], |row| {
+        let rows = select.query_map(params![before.as_millis(), now.as_millis(), limit, except], |row| {
             Ok(LateChain {
                 hint: hint(row)?,
                 state: ChainState::from_number(row.get(AFTER_HINT)?),
@@ -92,7 +94,7 @@ impl Store {
             "SELECT state, queue, coalesce(h.holder, chains.holder) AS holder, due, coalesce(h.sent, chains.sent),
                     batch_open, ",
             waits_for_twin!("?1"),
-            " FROM chains NOT INDEXED LEFT JOIN hot_chains h USING (epoch) WHERE state <> 2 OR once = 0"
+            ", kind, once = 0 AND parent = 0 FROM chains NOT INDEXED LEFT JOIN hot_chains h USING (epoch) WHERE state <> 2 OR once = 0"
         );
         let alive: HashSet<i64> = self.sessions_heard_of(now)?;
         let mut census = Census::default();
@@ -116,29 +118,33 @@ impl Store {
                         Some(queue) => queue,
                         None => queues.entry(name.to_owned()).or_default(),
                     };
+                    if row.get(8)? {
+                        queue.rotation(row.get_ref(7)?.as_str()?);
+                    }
                     if row.get::<_, i64>(5)? > 0 {
                         queue.waiting += 1;
                         continue;
                     }
                     let waits = row.get(6)?;
                     queue.count(holder, due, sent, waits, now, slack);
-                    if !holder.runs() && due <= now && !waits {
-                        census.oldest_due = Some(census.oldest_due.map_or(due, |oldest| oldest.min(due)));
-                    }
                 }
             }
         }
         census.queues = queues.into_iter().map(|(name, counts)| QueueCensus { queue: name, ..counts }).collect();
-        let counts = "SELECT (SELECT count(*) FROM failures), (SELECT count(*) FROM quarantine),
+        let counts = format!(
+            "SELECT (SELECT count(*) FROM failures), (SELECT count(*) FROM failures f WHERE {RECOVERED}),
+                             (SELECT count(*) FROM quarantine),
                              (SELECT count(*) FROM jobs),
                              (SELECT count(*) FROM failures f
                               JOIN chains c ON c.kind = f.kind AND c.key = f.key AND c.once = 0 AND c.parent = 0
-                              WHERE f.permanent AND f.item = '' AND c.state = 2 AND c.last_finish = f.last_at)";
-        self.connection.prepare_cached(counts)?.query_row([], |row| {
+                              WHERE f.permanent AND f.item = '' AND c.state = 2 AND c.last_finish = f.last_at)"
+        );
+        self.connection.prepare_cached(&counts)?.query_row([], |row| {
             census.failures = row.get(0)?;
-            census.quarantined_messages = row.get(1)?;
-            census.kept_jobs = row.get(2)?;
-            census.unavailable = row.get(3)?;
+            census.recovered = row.get(1)?;
+            census.quarantined_messages = row.get(2)?;
+            census.kept_jobs = row.get(3)?;
+            census.unavailable = row.get(4)?;
             Ok(())
         })?;
         Ok(census)
@@ -332,9 +338,9 @@ impl Reports for SqliteLedger {
         self.read(move |store| store.owners(&after, limit)).await
     }
 
-    async fn late(&self, before: Time, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
+    async fn late(&self, before: Time, except: Vec<String>, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
         let now = self.clock.now();
-        self.read(move |store| store.late(before, now, limit)).await
+        self.read(move |store| store.late(before, &except, now, limit)).await
     }
 
     async fn census(&self, slack: Duration) -> Result<Census, LedgerError> {

@@ -7,7 +7,7 @@ use rusqlite::{OptionalExtension, params};
 use wildmatch::WildMatch;
 
 use super::SqliteLedger;
-use super::failed::FITS;
+use super::failed::{FITS, RECOVERED};
 use super::orders::which_of;
 use super::reports::{ATTEMPT, LISTED, attempt, listed, waits_for_twin};
 use super::store::{Result, Store, time};
@@ -132,14 +132,16 @@ impl Store {
         // With max(), SQLite takes the other columns of a group from the row that has it.
         let sql = format!(
             "SELECT f.kind, f.code, f.permanent, count(*) FILTER (WHERE f.item <> ''), count(*) FILTER (WHERE f.item = ''),
-                    max(f.last_at), f.reason
-             FROM failures f WHERE {FITS} GROUP BY f.kind, f.code, f.permanent
-             ORDER BY count(*) DESC, f.kind, f.code, f.permanent"
+                    max(f.last_at), f.reason, count(*) FILTER (WHERE {RECOVERED})
+             FROM failures f WHERE {FITS}
+             GROUP BY f.kind, f.code, f.permanent,
+                      iif(f.code IS NULL, substr(substr(f.reason, 1, instr(f.reason || ':', ':') - 1), 1, 60), NULL)
+             ORDER BY count(*) DESC, f.kind, f.code, f.permanent, max(f.last_at)"
         );
-        let FailureFilter { kind, key, like, owner, item, code, permanent } = filter;
+        let FailureFilter { kind, key, like, owner, item, code, permanent, recovered } = filter;
         let like = like.as_deref().map(sqlite_glob);
         let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![kind, key, like, owner, item, code, permanent], |row| {
+        let rows = select.query_map(params![kind, key, like, owner, item, code, permanent, recovered], |row| {
             let count = |column| row.get::<_, i64>(column).map(i64::unsigned_abs);
             Ok(ReasonCount {
                 kind: row.get(0)?,
@@ -149,6 +151,7 @@ impl Store {
                 wholes: count(4)?,
                 last_at: time(row, 5)?,
                 example: row.get(6)?,
+                recovered: count(7)?,
             })
         })?;
         rows.collect()

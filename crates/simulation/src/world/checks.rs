@@ -70,10 +70,11 @@ impl World {
         }
         self.observer.look_for_overlaps();
         let slack = self.config.catch_up.slack;
-        let (late, figures) = match tokio::try_join!(self.ledger.late(now, 1_000), self.ledger.census(slack)) {
-            Ok(seen) => seen,
-            Err(error) => return self.observer.violated("world", format!("cannot look: {error}")),
-        };
+        let (late, figures) =
+            match tokio::try_join!(self.ledger.late(now, Vec::new(), 1_000), self.ledger.census(slack)) {
+                Ok(seen) => seen,
+                Err(error) => return self.observer.violated("world", format!("cannot look: {error}")),
+            };
         // What `status` lists and the metrics count, against what the observer knows by itself.
         let stuck = self.observer.stuck(now - slack - SHOWN);
         for name in &stuck {

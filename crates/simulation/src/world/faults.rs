@@ -311,7 +311,7 @@ impl World {
 
     /// An operator lets go on what was set aside since workers have died over it.
     async fn mend(&mut self, again: u32) {
-        let late = self.ledger.late(self.ledger.now(), 1_000).await.unwrap_or_default();
+        let late = self.ledger.late(self.ledger.now(), Vec::new(), 1_000).await.unwrap_or_default();
         for Hint { kind, key, .. } in late.into_iter().filter(died_over).map(|chain| chain.hint) {
             self.observer.note(|| format!("operator: recovers {kind} {key}"));
             // It is due anew.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use roundelay_broker::BrokerUrl;
 use roundelay_config::{Config, is_internal};
+use roundelay_engine::holds::Holds;
 use roundelay_engine::monitor::stuck;
 use roundelay_engine::overslept::{Overslept, schedules};
 use roundelay_engine::sealing::{Inventory, Mode, take_stock};
@@ -58,6 +59,8 @@ pub struct ChainFacts {
     pub limits: Vec<(String, u64)>,
     /// Orders for queues and workers.
     pub orders: BTreeMap<Subject, FleetOrders>,
+    /// The queues of which operators let nothing start.
+    pub holds: Holds,
     /// Orders for throttles.
     pub throttles: BTreeMap<String, Orders>,
     /// Throttles that let nothing start, and why.
@@ -90,17 +93,20 @@ async fn ask(config: &Config, ledger: &dyn Ledger) -> Result<ChainFacts, LedgerE
     let limits = limits.collect();
     let throttled = Throttled::look(config.throttles.clone(), ledger).await?;
     let throttled = throttled.iter().filter_map(|of| Some((of.name.clone(), of.in_the_way(None)?)));
-    let (census, overslept) = overslept::census(ledger, config.catch_up.slack, &schedules(config)).await?;
+    let (orders, throttles) = (ledger.fleet_orders().await?, ledger.throttle_orders().await?);
+    let holds = Holds::of(config, &orders, &throttles, now);
+    let (census, overslept) = overslept::census(ledger, config.catch_up.slack, &schedules(config), &holds).await?;
     Ok(ChainFacts {
         now,
         calendar: ledger.calendar(),
         census,
         overslept,
-        late: ledger.late(now - config.catch_up.slack, LATE).await?,
+        late: ledger.late(now - config.catch_up.slack, holds.queues(), LATE).await?,
         kinds: kinds(ledger).await?,
         limits,
-        orders: ledger.fleet_orders().await?,
-        throttles: ledger.throttle_orders().await?,
+        orders,
+        throttles,
+        holds,
         throttled: throttled.collect(),
         agreed: ledger.topology().await?,
         tokens: ledger.tokens().await?,
@@ -322,7 +328,7 @@ fn strangers(chains: &ChainFacts, config: &Config) -> Vec<Finding> {
 
 fn overdue(chains: &ChainFacts, config: &Config, asked: &BrokerStatus) -> Vec<Finding> {
     let (mut all, what) = (Vec::new(), "overdue chains");
-    let Census { queues, quarantined, oldest_due, .. } = &chains.census;
+    let Census { queues, quarantined, .. } = &chains.census;
     let count: i64 = queues.iter().map(|queue| queue.overdue).sum();
     let one = |chain: &LateChain| {
         let hint = &chain.hint;
@@ -343,7 +349,7 @@ fn overdue(chains: &ChainFacts, config: &Config, asked: &BrokerStatus) -> Vec<Fi
         let some: Vec<String> = late.chain(slept).collect();
         if some.is_empty() { String::new() } else { format!(". {}", some.join(". ")) }
     };
-    match oldest_due.filter(|_| count > 0) {
+    match chains.census.oldest_due().filter(|_| count > 0) {
         None => all.push(Finding::good(Area::Chains, what, "none")),
         Some(oldest) => {
             let late = chains.now.since(oldest);
@@ -425,6 +431,12 @@ fn consumers(chains: &ChainFacts, config: &Config, asked: &BrokerStatus) -> Vec<
 /// Orders of operators that may have been forgotten.
 fn held(chains: &ChainFacts) -> Vec<Finding> {
     let mut all = Vec::new();
+    for queue in chains.census.queues.iter().filter(|queue| queue.held > 0) {
+        let Some(hold) = chains.holds.get(&queue.queue) else { continue };
+        let waits = if queue.held == 1 { "one chain waits".into() } else { format!("{} chains wait", queue.held) };
+        let seen = format!("{waits}: {}", hold.words(&chains.calendar));
+        all.push(Finding::good(Area::Chains, format!("held on {}", queue.queue), seen));
+    }
     let mut say = |what: String, at: Time, by: &str, why: &str, follows: &str, fix: String| {
         let for_long = chains.now.since(at);
         let why = if why.is_empty() { String::new() } else { format!(": {why}") };
@@ -611,7 +623,7 @@ mod tests {
         let late = |chains: &mut ChainFacts, secs: i64| {
             let due = Time::from_millis(NOW.as_millis() - secs * 1_000);
             chains.census.queues[0].overdue = 1;
-            chains.census.oldest_due = Some(due);
+            chains.census.queues[0].oldest_due = Some(due);
             let (kind, key, queue) = ("sync".into(), "a".into(), "work".into());
             let hint = Hint {
                 kind,

@@ -137,7 +137,7 @@ pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
         (Ok(machine), []) => all.push(judged("this process", machine.files)),
         (Err(why), []) => all.push(Finding::unknown(Area::Machine, what, why, "`ulimit -n` tells it")),
     }
-    all.extend(facts.machine.iter().flat_map(|machine| programs::diagnose(machine, config)));
+    all.extend(facts.machine.iter().flat_map(|machine| programs::diagnose(&machine.programs, config)));
     let LedgerUrl::Sqlite(path) = &config.ledger.url else { return all };
     let what = "disk under the ledger";
     match facts.machine.as_ref().map(|machine| &machine.disk) {

@@ -27,7 +27,7 @@ use finding::limited;
 pub use finding::{Area, Finding, Grade, word};
 pub use ledger::{FileFacts, LedgerFacts, Stat};
 pub use machine::{Disk, MachineFacts, Synchronised};
-pub use programs::{ProgramFacts, Trouble};
+pub use programs::{ProgramFacts, Trouble, programs};
 
 /// Examines everything that `config` names. Each part may take `within`; with `thorough`, the whole of a ledger's file
 /// is checked, for as long as that takes.

@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use roundelay_config::{Config, HandlerSettings};
 use roundelay_handler::exec::program::{LIMITER, Unstartable, allowed, executable, within_ours};
 
-use crate::inspect::doctor::finding::{Area, Finding};
-use crate::inspect::doctor::machine::MachineFacts;
+use crate::inspect::doctor::finding::{Area, Finding, Grade};
 
 /// Write permission for every user.
 const BY_OTHERS: u32 = 0o002;
@@ -69,10 +68,17 @@ fn open(program: &Path) -> Option<PathBuf> {
     found.ancestors().find(|path| path.metadata().is_ok_and(exposed)).map(Path::to_owned)
 }
 
+/// Looks at the programs of a configuration on this machine: a warning for each that cannot be started, or that others
+/// could replace.
+pub fn programs(config: &Config) -> Vec<Finding> {
+    let facts = gather(config);
+    diagnose(&facts, config).into_iter().filter(|finding| finding.result == Grade::Warning).collect()
+}
+
 /// What is wrong with them.
-pub(super) fn diagnose(facts: &MachineFacts, config: &Config) -> Vec<Finding> {
+pub(super) fn diagnose(facts: &[ProgramFacts], config: &Config) -> Vec<Finding> {
     let count = config.kinds.values().filter(|kind| matches!(kind.handler, HandlerSettings::Exec(_))).count();
-    if count > 0 && facts.programs.is_empty() {
+    if count > 0 && facts.is_empty() {
         let seen = "all are there, and not everybody can write to them";
         return vec![Finding::good(Area::Machine, "programs of handlers", seen)];
     }
@@ -109,7 +115,7 @@ pub(super) fn diagnose(facts: &MachineFacts, config: &Config) -> Vec<Finding> {
         };
         Finding::warning(Area::Machine, format!("program of {kind}"), seen, follows, fix)
     };
-    facts.programs.iter().map(finding).collect()
+    facts.iter().map(finding).collect()
 }
 
 #[cfg(test)]
@@ -119,7 +125,6 @@ mod tests {
 
     use super::super::tests::{about, have_fixes};
     use super::*;
-    use crate::inspect::doctor::finding::Grade;
 
     #[test]
     fn programs_are_looked_at() {
@@ -139,7 +144,7 @@ mod tests {
             };
             let text = format!("{allow}\n[queues.q]\n{}", programs.iter().map(kind).collect::<String>());
             let config = Config::parse(&text, "r.toml", []).unwrap();
-            let facts = MachineFacts { programs: gather(&config), ..MachineFacts::default() };
+            let facts = gather(&config);
             let findings = diagnose(&facts, &config);
             have_fixes(&findings);
             findings

@@ -64,6 +64,17 @@ function parse(hash) {
   return { screen: name || "overview", segments, query: Object.fromEntries(new URLSearchParams(entries)) };
 }
 
+/** Takes out of an address's query what the screen does not know: links live longer than filters. */
+function sift(query, known) {
+  if (!known) return [];
+  const strange = Object.entries(query).filter(([name, value]) => {
+    const values = known[name];
+    return name !== "after" && (values === undefined || (values !== null && !values.includes(value)));
+  });
+  strange.forEach(([name]) => delete query[name]);
+  return strange.map(([name, value]) => `${name}=${value}`);
+}
+
 function screenOf({ screen: name, segments }) {
   if (name === "chains" && segments.length === 2) return chain;
   return SCREENS.find((entry) => entry.name === name)?.screen ?? null;
@@ -82,10 +93,11 @@ function go(href, { replace = false } = {}) {
 function arrive() {
   const place = parse(location.hash);
   const screen = screenOf(place);
+  const ignored = sift(place.query, screen?.query);
   const same = visit && visit.screen === screen && visit.place.segments.join("\0") === place.segments.join("\0");
   visit?.controller.abort();
   visit = {
-    screen, place, controller: new AbortController(), loading: false, again: false, asked: 0, error: null,
+    screen, place, ignored, controller: new AbortController(), loading: false, again: false, asked: 0, error: null,
     // While another filter of the same screen is read, what is there stays.
     number: same ? visit.number : (visit?.number ?? 0) + 1,
     data: same ? visit.data : null,
@@ -214,7 +226,9 @@ function body(screen) {
     shown && `What is below is from ${clock(new Date(visit.from).toISOString())}, ${span(now() - visit.from)} ago. `, explain(visit.error));
   if (!shown) return old || h("p", { class: "empty" }, "Asking…");
   try {
-    return [old, screen.view(visit.ctx)];
+    const ignored = visit.ignored.length > 0 && notice("warning",
+      "This filter of the address is not known here, and was left out: ", text(visit.ignored.join(", "), 200));
+    return [ignored, old, screen.view(visit.ctx)];
   } catch (error) {
     console.error(error);
     return notice("error", "The answer cannot be shown: ", text(error.message), ". Are page and server of the same version?");
@@ -236,6 +250,8 @@ function bar() {
       h("span", null, h("strong", null, STATES[live.state]), heard && h("span", { class: "heard" }, `, ${live.state === "live" ? "" : "last "}${heard}`)),
       h("span", { class: "unseen-text", role: "status" }, STATES[live.state]),
       button(isPaused() ? "Go on" : "Pause", togglePause, { class: "quiet", "aria-keyshortcuts": "p", title: "Key: p" })),
+    button(zoneName(), () => prefer("zone", preferences.zone === "utc" ? "local" : "utc"),
+      { class: "quiet zone", title: "All times are shown in this zone; press to change it", "aria-label": `Times are ${zoneName()}` }),
     ready && allows("read") && h("div", { class: "mode", role: "group", "aria-label": "Mode" },
       button("Read only", () => { session.operating = false; draw(); }, { "aria-pressed": String(!session.operating) }),
       button("Operating", operate, { "aria-pressed": String(session.operating), class: "operating" })),
@@ -254,7 +270,7 @@ function settings() {
     choice("Appearance", "theme", [["auto", "Auto"], ["light", "Light"], ["dark", "Dark"]]),
     choice("Times", "zone", [["utc", "UTC"], ["local", "Local"]]),
     h("p", { class: "hint" }, session.version && `Roundelay ${session.version}, ledger ${session.ledger}, broker ${session.broker}. `,
-      `Times are ${zoneName()}; it is ${clock(new Date(now()).toISOString())}.`),
+      `It is ${clock(new Date(now()).toISOString())}, ${zoneName()}.`),
     button("Keys…", help, { class: "quiet" }),
   ];
 }

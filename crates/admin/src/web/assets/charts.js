@@ -76,11 +76,17 @@ export function overTime({ id, title, unit = "", points, limits = [], now, say =
         drawn.map(({ name, value }) => h("span", { class: "limit-name", style: { top: `${y(value) / HEIGHT * 100}%` } },
           text(name, 30), `: ${say(value)}`)),
         h("span", { class: "cursor" })),
-      h("div", { class: "axis-x" }, [0, 0.25, 0.5, 0.75, 1].map((share) =>
-        h("span", { style: { left: `${share * 100}%` } },
-          clock(new Date(first + (last - first) * share).toISOString(), { seconds: false }).slice(-5))))),
+      h("div", { class: "axis-x" }, labels(first, last).map((words, place) =>
+        h("span", { style: { left: `${place * 25}%` } }, words)))),
     beyond.length > 0 && h("p", { class: "hint" },
       "Far above this picture: ", beyond.map(({ name, value }, place) => [place > 0 && "; ", text(name, 30), `, ${say(value)}`]), "."));
+}
+
+/** Times of day at the quarters, with seconds where two would else be the same. */
+function labels(first, last) {
+  const at = (seconds) => [0, 0.25, 0.5, 0.75, 1].map((share) =>
+    clock(new Date(first + (last - first) * share).toISOString(), { seconds }).slice(seconds ? -8 : -5));
+  return new Set(at(false)).size === 5 ? at(false) : at(true);
 }
 
 /** The stretches without a gap in them. */

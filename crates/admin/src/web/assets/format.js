@@ -96,7 +96,7 @@ export function exact(time) {
 }
 
 /** The name of the zone that times are shown in. */
-export const zoneName = () => (zone === "utc" ? "UTC" : "local time");
+export const zoneName = () => (zone === "utc" ? "UTC" : Intl.DateTimeFormat().resolvedOptions().timeZone || "local time");
 
 function dayOf(at) {
   return zone === "utc"

@@ -86,6 +86,13 @@ export const none = () => h("span", { class: "dim nothing" }, "–");
 /** A figure that stands back when it is nothing. */
 export const figure = (n) => (n ? count(n) : h("span", { class: "dim" }, count(n)));
 
+const INSTANT = /(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z)/;
+
+/** A sentence of the server's, with its times in the zone in which all times are shown. */
+export function sentence(words, length = 4_000) {
+  return cut(words, length).split(INSTANT).map((part) => (INSTANT.test(part) ? at(part) : part && text(part, Infinity)));
+}
+
 // --- States -----------------------------------------------------------------------------------------
 
 // Every state has a shape as well as a colour.

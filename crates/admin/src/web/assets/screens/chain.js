@@ -3,8 +3,8 @@
 import { timeline } from "../charts.js";
 import { h } from "../dom.js";
 import { path } from "../api.js";
-import { count, instant, span } from "../format.js";
-import { ago, at, both, button, facts, json, lag, link, long, mark, notice, none, outcomeOf, progress, section, table, text, to,
+import { count, instant, now, span } from "../format.js";
+import { ago, at, both, button, facts, json, lag, link, long, mark, notice, none, outcomeOf, progress, section, sentence, table, text, to,
   toneOf, verdictMark } from "../parts.js";
 import { act, asJson, publish, steer, tell } from "../steering.js";
 
@@ -49,7 +49,7 @@ function why(told) {
     h("div", { class: "why-state" }, mark(told.doing),
       told.state !== told.doing && told.state !== "active" && mark(told.state),
       told.owner_state && told.owner_state !== "active" && h("span", { class: "warn" }, `its owner is ${told.owner_state}`)),
-    h("p", { class: "why-words" }, text(told.why, 4_000)),
+    h("p", { class: "why-words" }, sentence(told.why)),
     told.unavailable && notice("warning", "Unavailable: ", text(told.unavailable, 2_000)),
     progress(told.progress),
     told.batch && h("div", { class: "progress" }, h("progress", { max: told.batch.total, value: told.batch.total - told.batch.open, "aria-label": "Jobs of its batch that have ended" }),
@@ -73,9 +73,16 @@ function aboutIt(told) {
 }
 
 function upcoming(told) {
-  if (!told.next.length) return h("p", { class: "empty" }, "Nothing more is planned.");
-  return h("ol", { class: "next" }, told.next.map((time, place) => h("li", { key: place }, at(time), h("span", { class: "dim" }, " ", ago(time)),
-    place === 0 && h("span", { class: "dim" }, `, tick ${count(told.tick)}`))));
+  if (told.state !== "active") return h("p", { class: "empty" }, told.state === "paused" ? "Nothing, while it is paused." : "Nothing more is planned.");
+  const tick = `, tick ${count(told.tick)}`;
+  const next = {
+    sleeps: [at(told.due), h("span", { class: "dim" }, " ", ago(told.due), tick)],
+    runs: ["now", h("span", { class: "dim" }, tick)],
+    held: ["when it is let go on", h("span", { class: "dim" }, tick)],
+  }[told.doing] ?? ["as soon as it can start", h("span", { class: "dim" }, tick)];
+  const later = told.next.filter((time) => instant(time) > now());
+  return h("ol", { class: "next" }, h("li", { key: "next" }, next),
+    later.map((time) => h("li", { key: time }, "about ", at(time), h("span", { class: "dim" }, " ", ago(time)))));
 }
 
 function attempts(ctx, told) {

@@ -6,7 +6,7 @@ import { instant, now } from "../format.js";
 import { ago, chainLink, filters, lag, link, mark, pager, readPage, table, text, to } from "../parts.js";
 import { act, inWords, publish, steerMany } from "../steering.js";
 
-const STATES = [["", "any"], ["late", "late"], ["running", "running"], ["active", "active"], ["paused", "paused"],
+const STATES = [["", "any"], ["late", "late"], ["held", "held"], ["running", "running"], ["active", "active"], ["paused", "paused"],
   ["quarantined", "quarantined"], ["retired", "retired"]];
 
 const ORDERS = [
@@ -18,6 +18,7 @@ const ORDERS = [
 
 export const chains = {
   title: "Chains",
+  query: { text: null, kind: null, queue: null, owner: null, state: STATES.map(([state]) => state) },
   every: 5_000,
   load: (ctx) => readPage(ctx, "chains", undefined, "chains", ctx.show),
   actions: (ctx) => act("Publish a job…", () => publish(ctx, { kind: ctx.place.query.kind })),

@@ -5,10 +5,11 @@ import { count, plural } from "../format.js";
 import { ago, chainLink, filters, long, mark, pager, readPage, section, table, text, to } from "../parts.js";
 import { act, inWords, steerMany } from "../steering.js";
 
-const FILTER = ["kind", "owner", "code", "text", "item", "permanent"];
+const FILTER = ["kind", "owner", "code", "text", "item", "permanent", "recovered"];
 
 export const failures = {
   title: "Failures",
+  query: { text: null, kind: null, owner: null, code: null, item: null, permanent: ["", "true", "false"], recovered: ["", "true", "false"] },
   every: 6_000,
 
   async load(ctx) {
@@ -28,6 +29,7 @@ export const failures = {
         { name: "kind", label: "Kind" },
         { name: "code", label: "Code" },
         { name: "owner", label: "Owner" },
+        { name: "recovered", label: "State", options: [["", "all"], ["false", "failing now"], ["true", "recovered"]] },
         { name: "permanent", label: "Tried again", options: [["", "either"], ["false", "yes"], ["true", "no: permanent"]] },
       ]),
       ctx.session.operating && h("div", { class: "orders" },
@@ -35,16 +37,17 @@ export const failures = {
         orders(ctx, filter)),
       section("By reason", table({
         label: "Failures by reason", rows: page.reasons, empty: "No failure is kept.",
-        keyOf: ({ kind, code, permanent }) => JSON.stringify([kind, code, permanent]),
+        keyOf: ({ kind, code, permanent, example }) => JSON.stringify([kind, code, permanent, code === null && headOf(example)]),
         columns: [
           { head: "Reason", row: true, wide: true, cell: (reason) => [
-            h("a", { class: "name", href: to("failures", [], { ...filter, ...narrower(reason) }) }, reason.code === null ? "no code" : text(reason.code, 60)),
+            h("a", { class: "name", href: to("failures", [], { ...filter, ...narrower(reason) }) }, text(reason.code ?? headOf(reason.example), 60)),
             h("span", { class: "sub" }, text(reason.example, 240))] },
           { head: "Kind", cell: ({ kind }) => text(kind, 60) },
+          { head: "Failing", num: true, cell: ({ parts, wholes, recovered }) => count(parts + wholes - recovered) },
+          { head: "Recovered", num: true, cell: ({ recovered }) => count(recovered) },
           { head: "Parts", num: true, cell: ({ parts }) => count(parts) },
-          { head: "Wholes", num: true, cell: ({ wholes }) => count(wholes) },
           { head: "Last", num: true, cell: ({ last_at: time }) => ago(time) },
-          { head: "Tried again", cell: ({ permanent }) => (permanent ? mark("failed", "no") : mark("retried", "yes")) },
+          { head: "Tried again", cell: ({ permanent }) => (permanent ? mark("failed", "no") : mark("retried", "by itself")) },
           ctx.session.operating && { head: "Steer", buttons: true, cell: (reason) => orders(ctx, { ...filter, ...narrower(reason) }, reason) },
         ],
       })),
@@ -58,12 +61,15 @@ export const failures = {
           { head: "Times", num: true, cell: ({ times, attempts }) => [count(times), h("span", { class: "sub" }, plural(attempts, "attempt"))] },
           { head: "First", num: true, cell: ({ first_at: time }) => ago(time) },
           { head: "Last", num: true, cell: ({ last_at: time }) => ago(time) },
-          { head: "Then", cell: ({ then, next_retry_at: time, permanent }) => [mark(permanent ? "failed" : "retried", then), time && h("span", { class: "sub" }, ago(time))] },
+          { head: "Then", cell: ({ then, next_retry_at: time, permanent, recovered }) => [mark(permanent ? "failed" : recovered ? "done" : "retried", then), time && h("span", { class: "sub" }, ago(time))] },
         ],
       }), pager(ctx, page, async () => ctx.show({ ...await readPage(ctx, "failures", page), reasons: page.reasons }))),
     ];
   },
 };
+
+// What a reason without a code begins with: "HTTP 503 Service Unavailable", "exit 1". The ledger groups by the same.
+const headOf = (reason) => reason.split(":", 1)[0].slice(0, 60);
 
 const filterOf = ({ place: { query } }) => Object.fromEntries(FILTER.filter((name) => query[name]).map((name) => [name, query[name]]));
 
@@ -71,9 +77,10 @@ const filterOf = ({ place: { query } }) => Object.fromEntries(FILTER.filter((nam
 const narrower = ({ kind, code, permanent }) => ({ kind, ...(code !== null && { code }), permanent: String(permanent) });
 
 function orders(ctx, filter, reason) {
-  const broader = reason?.code === null && h("p", { class: "hint" }, "Failures without a code cannot be told apart by a filter: those with a code are among them.");
+  const broader = reason?.code === null && h("p", { class: "hint" }, "Failures without a code cannot be told apart by a filter: this is about all of this kind, those with a code among them.");
   const what = [inWords(filter, "There is no filter: this is about every failure."), broader];
-  const content = (action) => ({ action, filter: { ...filter, ...(filter.permanent && { permanent: filter.permanent === "true" }) } });
+  const content = (action) => ({ action, filter: { ...filter, ...(filter.permanent && { permanent: filter.permanent === "true" }),
+    ...(filter.recovered && { recovered: filter.recovered === "true" }) } });
   return [
     act("Retry…", () => steerMany(ctx, {
       title: "Retry all that match", verb: "Retry", one: "failed part", what, where: "failures/actions", content: content("retry"),

@@ -30,7 +30,7 @@ function rungsView({ rungs, sleeping, broker_why: brokerWhy }) {
   const onRungs = sorted.reduce((sum, { ready }) => sum + (ready ?? 0), 0);
   return [
     h("p", { class: "lead" }, h("strong", null, plural(sleeping, "chain sleeps", "chains sleep")),
-      brokerWhy ? "." : `, and ${plural(onRungs, "message is", "messages are")} on the rungs. `,
+      brokerWhy ? ". " : `, and ${plural(onRungs, "message is", "messages are")} on the rungs. `,
       "A message waits on the rung of its delay, or comes down over several, and then goes to its queue."),
     unasked(brokerWhy),
     bars("Rungs, from the longest delay to the shortest", sorted.map(({ name, delay_ms: delay, ready }) => ({ name, label: delayOf(delay), number: ready }))),

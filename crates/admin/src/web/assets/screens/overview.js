@@ -2,8 +2,8 @@
 
 import { overTime } from "../charts.js";
 import { h } from "../dom.js";
-import { count, plural, rate, span } from "../format.js";
-import { ago, at, both, facts, link, notice, section, shape, text, tile, to } from "../parts.js";
+import { count, instant, plural, rate, span } from "../format.js";
+import { ago, at, both, facts, link, notice, section, sentence, shape, text, tile, to } from "../parts.js";
 import { act, publish } from "../steering.js";
 
 const SEE = new Set(["queues", "throttles", "workers", "chains", "failures", "quarantine"]);
@@ -18,8 +18,11 @@ export const overview = {
   view(ctx) {
     const told = latest(ctx);
     const { chains, starts, late_ms: late, workers } = told;
+    const failing = told.failures - told.recovered;
     const hour = starts.hour.map(({ at: when, starts: n, seconds, p99_ms: p99 }) =>
       ({ at: when, perSecond: seconds > 0 ? n / seconds : null, p99 }));
+    // What there is: a new installation has no hour yet.
+    const lately = hour.length > 1 ? `last ${span(instant(told.now) - instant(hour[0].at))}` : "";
     return [
       troubles(told),
       h("section", { class: "tiles", "aria-label": "Chains by what they do" },
@@ -28,17 +31,19 @@ export const overview = {
         tile("Waiting for a slot", count(told.waiting_for_slot), { shape: "held", href: to("throttles"), note: "of a throttle" }),
         tile("Running", count(chains.running), { shape: "runs", href: to("chains", [], { state: "running" }),
           note: chains.gathering ? plural(chains.gathering, "batch gathers", "batches gather") : "now" }),
-        tile("Overdue", count(chains.overdue), { shape: "late", tone: chains.overdue > 0 ? "bad" : null,
-          href: to("chains", [], { state: "late" }), note: chains.unsent ? `${count(chains.unsent)} unsent` : "past the slack" }),
-        tile("Failed", count(told.failures), { shape: "failed", tone: told.failures > 0 ? "warn" : null,
-          href: to("failures"), note: "kept failures" })),
+        tile("Late", count(chains.overdue), { shape: "late", tone: chains.overdue > 0 ? "bad" : null,
+          href: to("chains", [], { state: "late" }), note: chains.overdue > 0 ? "due, and do not start" : "none" }),
+        tile("Held by you", count(chains.held + chains.paused), { shape: "held", href: to("chains", [], { state: chains.held > 0 ? "held" : "paused" }),
+          note: chains.paused > 0 ? `${count(chains.paused)} paused one by one` : chains.held > 0 ? "until you let them go on" : "nothing" }),
+        tile("Failing", count(failing), { shape: "failed", tone: failing > 0 ? "warn" : null,
+          href: to("failures", [], { recovered: "false" }), note: told.recovered > 0 ? `${count(told.recovered)} recovered` : "now" })),
       h("div", { class: "columns" },
         overTime({
-          id: "starts", title: "Starts per second", unit: "last hour", now: starts.per_second,
+          id: "starts", title: "Starts per second", unit: lately, now: starts.per_second,
           points: hour.map(({ at: when, perSecond: value }) => ({ at: when, value })),
         }),
         overTime({
-          id: "late", title: "Lateness of starts, p99", unit: "last hour", tone: "second", say: span,
+          id: "late", title: "Lateness of starts, p99", unit: lately, tone: "second", say: span,
           now: late?.p99, points: hour.map(({ at: when, p99: value }) => ({ at: when, value })),
         })),
       h("div", { class: "columns" },
@@ -71,11 +76,21 @@ function latest({ live, data }) {
 
 function troubles({ troubles: told }) {
   if (!told.length) return h("section", { class: "troubles", "aria-label": "What is wrong" }, notice("done", "Nothing is wrong, as far as the engine can tell."));
-  return h("section", { class: "troubles", "aria-labelledby": "wrong" },
-    h("h2", { id: "wrong" }, "What is wrong"),
-    h("ul", null, told.map(({ level, what, see }) => h("li", { key: what, class: level === "error" ? "bad" : "warn" },
-      shape(level), h("span", { class: "unseen-text" }, level === "error" ? "Error: " : "Warning: "),
+  const held = told.filter(({ level }) => level === "held");
+  return h("section", { class: "troubles", "aria-label": "What is wrong" },
+    told.length > held.length && h("h2", null, "What is wrong"),
+    told.length > held.length && h("ul", null, told.filter(({ level }) => level !== "held").map(line)),
+    told.length === held.length && notice("done", "Nothing is wrong."),
+    held.length > 0 && [h("h2", null, "Held by you"), h("ul", null, held.map(line))]);
+}
+
+const LEVELS = { error: ["bad", "Error: "], warning: ["warn", "Warning: "], held: ["calm", "Held: "] };
+
+function line({ level, what, see }) {
+  const [tone, words] = LEVELS[level] ?? LEVELS.warning;
+  return h("li", { key: what, class: tone },
+      shape(level), h("span", { class: "unseen-text" }, words),
       see && SEE.has(see.screen)
-        ? link(to(see.screen, [], see.query), text(what, 1_000))
-        : h("span", null, text(what, 1_000))))));
+        ? link(to(see.screen, [], see.query), sentence(what, 1_000))
+        : h("span", null, sentence(what, 1_000)));
 }

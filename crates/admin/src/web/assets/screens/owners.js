@@ -15,6 +15,7 @@ const ORDERS = [
 
 export const owners = {
   title: "Owners",
+  query: {},
   every: 8_000,
   load: (ctx) => readPage(ctx, "owners"),
 

@@ -8,11 +8,15 @@ import { act, steer, tell } from "../steering.js";
 
 export const queues = {
   title: "Queues",
+  query: {},
   every: 5_000,
   load: (ctx) => ctx.get("queues"),
 
   view(ctx) {
-    const { queues: rows, broker_why: brokerWhy, counted_at: counted } = ctx.data;
+    const { queues: all, broker_why: brokerWhy, counted_at: counted } = ctx.data;
+    // The engine's own chains are not the user's, and need no buttons.
+    const rows = all.filter(({ own }) => !own);
+    const own = all.filter((queue) => queue.own);
     return [
       brokerWhy && notice("warning", "The broker cannot be asked, so ready, consumers and rates are unknown: ", text(brokerWhy, 600)),
       table({
@@ -20,14 +24,16 @@ export const queues = {
         columns: [
           { head: "Queue", row: true, wide: true, cell: (queue) => [
             h("a", { class: "name", href: to("chains", [], { queue: queue.queue }) }, text(queue.queue, 80)),
-            queue.paused && h("span", { class: "sub" }, mark("paused"), " by ", text(queue.paused.by, 60), ", ", ago(queue.paused.at), queue.paused.why && [": ", text(queue.paused.why, 300)]),
+            queue.paused && h("span", { class: "sub" }, mark("held"), " by ", text(queue.paused.by, 60), ", ", ago(queue.paused.at), queue.paused.why && [": ", text(queue.paused.why, 300)]),
             queue.throttle && h("span", { class: "sub" }, "throttle ", link(to("throttles", [queue.throttle]), text(queue.throttle, 60))),
             queue.priority !== 0 && h("span", { class: "sub" }, `priority ${queue.priority}`)] },
           ctx.session.operating && { head: "Steer", buttons: true, stacked: true, cell: (queue) => steering(ctx, queue) },
           { head: "Sleeping", num: true, cell: ({ sleeping }) => figure(sleeping) },
           { head: "Due", num: true, cell: ({ due, oldest_due: oldest }) => [figure(due), oldest && h("span", { class: "sub" }, "oldest ", ago(oldest))] },
           { head: "Running", num: true, cell: ({ running }) => figure(running) },
-          { head: "Overdue", num: true, cell: (queue) => [queue.overdue > 0
+          { head: "Held", num: true, cell: (queue) => (queue.held > 0
+            ? link(to("chains", [], { state: "held", queue: queue.queue }), count(queue.held)) : figure(0)) },
+          { head: "Late", num: true, cell: (queue) => [queue.overdue > 0
             ? h("a", { class: "bad", href: to("chains", [], { state: "late", queue: queue.queue }) }, count(queue.overdue)) : figure(0),
           queue.unsent > 0 && h("span", { class: "sub warn" }, `${count(queue.unsent)} unsent`)] },
           { head: "Ready", num: true, cell: ({ ready, rates }) => [ready === null ? none() : figure(ready),
@@ -40,7 +46,8 @@ export const queues = {
         ],
       }),
       h("p", { class: "hint" }, counted ? ["Chains were counted ", at(counted), " (", ago(counted), "). "] : "Chains have not been counted yet. ",
-        "In use: the share of the room for runs, over all workers, that is taken."),
+        "In use: the share of the room for runs, over all workers, that is taken. ",
+        own.map(({ queue, overdue }) => ["The engine’s own chains, on ", text(queue, 80), overdue > 0 ? `: ${count(overdue)} are late.` : ", are well."])),
     ];
   },
 };

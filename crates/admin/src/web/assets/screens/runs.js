@@ -6,6 +6,7 @@ import { h } from "../dom.js";
 
 export const runs = {
   title: "Runs",
+  query: { verdict: ["", ...VERDICTS], kind: null },
   every: 5_000,
   load: (ctx) => readPage(ctx, "runs", undefined, "runs", ctx.show),
 

@@ -3,7 +3,7 @@
 import { h } from "../dom.js";
 import { path } from "../api.js";
 import { count, instant, now, plural, span } from "../format.js";
-import { ago, at, bar, facts, link, mark, notice, text, to } from "../parts.js";
+import { ago, at, bar, facts, link, mark, notice, sentence, text, to } from "../parts.js";
 import { act, steer, tell } from "../steering.js";
 
 export const throttles = {
@@ -28,14 +28,15 @@ export const throttles = {
 };
 
 function card(ctx, throttle, single) {
-  const { name, waiting, in_the_way: inTheWay, keys } = throttle;
+  const { name, waiting, in_the_way: inTheWay, only_used: onlyUsed, shortage: short, keys } = throttle;
   const held = keys.find(({ held: hold }) => hold);
   return h("article", { class: "card", key: name, "aria-label": name },
     h("header", null,
       !single && h("h2", null, h("a", { class: "name", href: to("throttles", [name]) }, text(name, 80))),
       stateOf(throttle),
       waiting > 0 && h("strong", null, `${plural(waiting, "chain waits", "chains wait")}`)),
-    inTheWay && notice(held ? "held" : "warning", text(inTheWay, 2_000)),
+    short && notice("warning", sentence(short, 2_000)),
+    inTheWay && notice(held ? "held" : onlyUsed ? "open" : "warning", sentence(inTheWay, 2_000)),
     keys.map((key) => keyOf(throttle, key)),
     throttle.keyed_by && lookUp(ctx, throttle, single),
     facts(
@@ -49,10 +50,12 @@ function card(ctx, throttle, single) {
     ctx.session.operating && h("div", { class: "buttons" }, steering(ctx, throttle, Boolean(held))));
 }
 
-function stateOf({ keyed_by: keyed, keys, in_the_way: inTheWay }) {
+function stateOf({ keyed_by: keyed, keys, in_the_way: inTheWay, only_used: onlyUsed, shortage: short }) {
   const held = keys.filter((key) => key.held).length;
   if (held) return mark("held", keyed ? plural(held, "key held", "keys held") : "held");
-  if (!keyed && keys.some(usedUp)) return mark("draining", "used up");
+  // A limit that is used is what it is for; one that is too low is not.
+  if (short) return mark("draining", "too low");
+  if (onlyUsed && !keyed && keys.some(usedUp)) return mark("open", "in use");
   return inTheWay ? mark("draining", "slowed") : mark("open");
 }
 
@@ -65,9 +68,9 @@ function keyOf(throttle, { key, windows, opens, held, gentle_until: gentle, prob
   return h("div", { class: "throttle-key", key },
     throttle.keyed_by && h("h3", null, "Key ", text(key, 120)),
     windows.map(({ allow, per_ms: per, used }, place) => h("div", { class: "metered", key: place },
-      bar(used / allow, used >= allow ? "warn" : "info"),
+      bar(used / allow, "info"),
       h("span", null, h("strong", null, count(used)), ` of ${count(allow)} in ${span(per)}`,
-        used >= allow && allow > 1 && h("span", { class: "warn" }, ", used up")))),
+        used >= allow && allow > 1 && ", all in use"))),
     // One that is not keyed has said all this above.
     !(throttle.in_the_way && !throttle.keyed_by) && h("p", { class: "state-line" },
       held ? ["Held until ", at(held.until), " (", ago(held.until), ")", held.by ? [" by order of ", text(held.by, 80)] : " by word of the upstream", held.why && [": ", text(held.why, 400)]]
