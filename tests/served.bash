@@ -136,6 +136,68 @@ PYTHON
     "$management/api/exchanges/%2f/amq.default/publish"
 }
 
+# Starts a worker with its API on the embedded broker, and an ordinary mix of chains. Sets `roundelay` and `url`.
+start_mix() {
+  cd -- "$project"
+  roundelay=${ROUNDELAY_TEST_PROGRAM:-}
+  if [[ -z $roundelay ]]; then
+    cargo build --release --locked --quiet
+    roundelay=$project/target/release/roundelay
+  fi
+  cat >"$scratch/roundelay.toml" <<TOML
+[ledger]
+url = "sqlite://$scratch/ledger.db"
+[api]
+listen = "127.0.0.1:0"
+[throttles.stock]
+allow = 5
+per = "10s"
+[queues.fast]
+[queues.stock]
+throttle = "stock"
+[queues.flaky]
+[queues.reports]
+[kinds.fast]
+queue = "fast"
+every = "5s"
+handler.exec.argv = ["/bin/true"]
+[kinds.pull]
+queue = "stock"
+every = "30s"
+handler.exec.argv = ["/bin/true"]
+[kinds.flaky]
+queue = "flaky"
+every = "20s"
+retry.attempts = 1
+handler.exec.argv = ["/bin/sh", "$scratch/flaky.sh"]
+[kinds.report]
+queue = "reports"
+cron = "* * * * *"
+handler.exec.argv = ["/bin/true"]
+TOML
+  cat >"$scratch/flaky.sh" <<'HANDLER'
+[ "$(od -An -N1 -tu1 /dev/urandom)" -ge 77 ] || { echo 'HTTP 503 Service Unavailable: busy' >&2; exit 3; }
+HANDLER
+  roster() {
+    { echo key; seq -f "$2%g" "$3"; } >"$scratch/$1.csv"
+    "$roundelay" enroll --config "$scratch/roundelay.toml" --kind "$1" --spread 5s "$scratch/$1.csv" >/dev/null
+  }
+  roster fast f 300
+  roster pull p 30
+  roster flaky x 40
+  roster report r 6
+  ROUNDELAY_LOG=info ROUNDELAY_LOG_FORMAT=json "$roundelay" worker --config "$scratch/roundelay.toml" 2>"$scratch/serve.log" &
+  pids+=($!)
+  for _ in {1..300}; do
+    url=$(sed -n 's/.*"api":"\([^"]*\)".*/\1/p' "$scratch/serve.log" | head -n 1)
+    [[ -z $url ]] || break
+    sleep 0.1
+  done
+  [[ -n $url ]] || die 'the worker does not answer' "See $scratch/serve.log"
+  sleep 20
+  "$roundelay" queue pause reports --why deploy --config "$scratch/roundelay.toml" >/dev/null
+}
+
 # served_token SCOPE: makes a token, and prints it.
 served_token() {
   "$roundelay" token create "$1-of-tests" --scope "$1" --config "$scratch/roundelay.toml"

@@ -356,7 +356,7 @@ mod run {
         until("nobody works", || async { troubles().await.iter().any(|words| words.starts_with("no worker runs")) })
             .await;
         until("they are overdue", || async {
-            troubles().await.iter().any(|words| words.starts_with("2 chains are overdue"))
+            troubles().await.iter().any(|words| words.starts_with("2 chains are late"))
         })
         .await;
         let worker = worker(&config);

@@ -383,7 +383,7 @@ async fn status_says_which_chains_are_stuck_and_why() {
     let why = chain["why"].as_str().unwrap();
     assert!(why.starts_with("no worker consumes its queue, where 1 messages wait; its message was sent"), "{why}");
     let shown = ok(run("status", &config, &[]).await).stdout;
-    assert!(shown.contains("1 chains are stuck; they are:\n  sync x on work, tick 1, attempt 1, due at "), "{shown}");
+    assert!(shown.contains("no worker runs, so nothing does: `roundelay worker` starts one\none chain is late:\n  sync x on work, tick 1, attempt 1, due at "), "{shown}");
     assert!(shown.contains(" ago): no worker consumes its queue, where 1 messages wait;"), "{shown}");
     // What is known of the queue on the broker stands in the last columns.
     let row = |shown: &str| shown.lines().find(|line| line.starts_with("work ")).unwrap().to_owned();
@@ -425,10 +425,10 @@ async fn a_chain_that_sleeps_for_longer_than_its_schedule_can_explain_is_overdue
         let stuck = &report["stuck"][0];
         assert_eq!((&stuck["key"], &stuck["state"]), (&json!("x"), &json!("overdue")), "{stuck}");
         assert!(stuck["overslept_since"].as_i64().unwrap() < stuck["due"].as_i64().unwrap() - 80_000_000, "{stuck}");
-        let words = "it is overdue: its due time lies further ahead than its schedule can explain";
+        let words = "it is late: its due time lies further ahead than its schedule can explain";
         assert!(stuck["why"].as_str().unwrap().starts_with(words), "{stuck}");
         let shown = ok(run("status", &config, &[]).await).stdout;
-        assert!(shown.contains("1 chains are stuck; they are:\n  sync x on work, tick "), "{shown}");
+        assert!(shown.contains("one chain is late:\n  sync x on work, tick "), "{shown}");
         assert!(shown.contains(words), "{shown}");
         assert!(ok(run("show", &config, &["sync", "x"]).await).stdout.contains(words));
 
@@ -440,9 +440,8 @@ async fn a_chain_that_sleeps_for_longer_than_its_schedule_can_explain_is_overdue
         assert_eq!((late(&[]).await, late(&["--key", "x*"]).await, late(&["--queue", "work"]).await), (1, 1, 1));
         assert_eq!((late(&["--key", "y*"]).await, late(&["--queue", "side"]).await), (0, 0));
         let doctor = run("doctor", &config, &["--json"]).await.json();
-        let found =
-            doctor["findings"].as_array().unwrap().iter().find(|found| found["what"] == json!("overdue chains"));
-        let found = found.unwrap_or_else(|| panic!("nothing of overdue chains in {doctor:#}"));
+        let found = doctor["findings"].as_array().unwrap().iter().find(|found| found["what"] == json!("late chains"));
+        let found = found.unwrap_or_else(|| panic!("nothing of late chains in {doctor:#}"));
         assert_ne!(found["result"], json!("good"), "{found}");
         assert!(found["seen"].as_str().unwrap().contains(words), "{found}");
     }

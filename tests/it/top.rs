@@ -141,13 +141,13 @@ async fn everything_is_shown_and_steered(ground: Ground) {
         terminal.shows(&["[1 Overview]", "1 working", "Nothing is wrong, as far as the engine can tell."]).await;
     let shown = masked(&shown);
     assert_eq!(shown[0], "[# Overview] # Queues # Throttles # Late # Workers # Log ##:##:## UTC", "{shown:#?}");
-    assert_eq!(shown[2], "sleeping due for a slot running OVERDUE FAILED", "{shown:#?}");
+    assert_eq!(shown[2], "sleeping due for a slot running LATE FAILING", "{shown:#?}");
     assert_eq!(shown[23], "q quit ? help #-# or Tab screens ↑↓ scroll what is wrong", "{shown:#?}");
 
     // The user of the terminal pauses a queue, with a reason, and only after a yes.
     terminal.press(&["2"]);
     let shown = masked(&terminal.shows(&["[2 Queues]", "roundelay.chores"]).await);
-    assert_eq!(shown[2], "queue state due overdue ready cons. in/s out/s running", "{shown:#?}");
+    assert_eq!(shown[2], "queue state due late ready cons. in/s out/s running", "{shown:#?}");
     assert!(shown[3].starts_with(">held open "), "{shown:#?}");
     terminal.press(&["Down", "p"]);
     terminal.shows(&["Pause the queue work. Why?"]).await;

@@ -244,7 +244,7 @@ fn print_queues(queues: &[QueueReport]) {
         Column::name("queue"),
         Column::number("sleeping"),
         Column::number("due"),
-        Column::number("overdue"),
+        Column::number("late"),
         Column::number("held"),
         Column::number("waiting"),
         Column::number("running"),

@@ -32,7 +32,7 @@ const FAILURES: u32 = 10;
 /// How many stuck chains are shown.
 const STUCK: u32 = 10;
 
-/// Shows how the chains are: sleeping, running, due, overdue and why, failed.
+/// Shows how the chains are: sleeping, running, due, late and why, failing.
 ///
 /// The figures come from the ledger and not from workers, which may hang; if the broker can be reached, the messages
 /// that wait in its queues are shown beside them.
@@ -250,7 +250,7 @@ impl Report {
             Column::number("sleeping"),
             Column::number("running"),
             Column::number("due"),
-            Column::number("overdue"),
+            Column::number("late"),
             Column::number("held"),
             Column::number("unsent").spare(),
             Column::number("waiting"),
@@ -293,7 +293,7 @@ impl Report {
             queues.map(|queue| queue.overdue).sum()
         };
         if overdue(true) > 0 {
-            notable(&format!("{} of the engine's own chains are overdue", grouped(overdue(true))));
+            notable(&format!("{} of the engine's own chains are late", grouped(overdue(true))));
         }
         let stuck = overdue(false) + self.census.quarantined;
         if stuck == 0 {
@@ -303,15 +303,10 @@ impl Report {
             return;
         }
         let words = match stuck {
-            1 => "one chain is stuck".into(),
-            many if self.stuck.len() < STUCK as usize => format!("{} chains are stuck; they are", grouped(many)),
-            many => format!("{} chains are stuck; those that wait longest are", grouped(many)),
+            1 => "one chain is late".into(),
+            many if self.stuck.len() < STUCK as usize => format!("{} chains are late; they are", grouped(many)),
+            many => format!("{} chains are late; those that wait longest are", grouped(many)),
         };
-        if self.nobody {
-            // One reason for all, and that is told.
-            screen::tinted(Tint::Wrong, format_args!("{} chains wait for a worker", grouped(stuck)));
-            return;
-        }
         screen::tinted(Tint::Wrong, format_args!("{words}:"));
         for Stuck { chain: LateChain { hint, .. }, since, why } in
             self.stuck.iter().filter(|stuck| stuck.chain.hint.queue != chores)

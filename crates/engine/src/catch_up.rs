@@ -405,12 +405,20 @@ async fn send_planned(
         let wanted = plans.iter().any(|plan| matches!(plan, Plan::Send { .. }));
         return Ok(Sent::NothingMine { wanted });
     }
-    let cause = format!("chains of the queue {queue} that are overdue; their messages are sent again");
+    // Where no worker ran yet, nothing was sent and nothing is wrong.
+    let first = overdue.iter().all(|chain| !chain.sent && chain.looks == 0);
+    let cause = match first {
+        true => format!("chains of the queue {queue} that are due and were never sent; their messages are sent"),
+        false => format!("chains of the queue {queue} that are overdue; their messages are sent again"),
+    };
     if needs.observing.telemetry.notices.begins_with(&cause, sends.len()) {
-        tracing::info!(
-            queue, chains = sends.len(), over = ?window,
-            "sending messages again for chains that are overdue"
-        );
+        let chains = sends.len();
+        match first {
+            true => tracing::info!(queue, chains, over = ?window, "sending the messages of chains that are due"),
+            false => {
+                tracing::info!(queue, chains, over = ?window, "sending messages again for chains that are overdue")
+            }
+        }
     }
     let unsent = send_all(needs, sends).await;
     if unsent.is_empty() {

@@ -308,7 +308,7 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
         chains.overdue,
         Level::Error,
         "late",
-        format!("{} overdue{oldest}", count(chains.overdue, "one chain is", "chains are")),
+        format!("{} late{oldest}", count(chains.overdue, "one chain is", "chains are")),
     );
     let words = "an older copy of the ledger was restored; `roundelay recover` lets them go on";
     let quarantined = count(chains.quarantined, "one chain is", "chains are");
@@ -405,7 +405,7 @@ mod tests {
             told(&all),
             [
                 "no worker runs, so nothing does",
-                "one chain is overdue; the longest since 1970-01-01T00:15:00.000Z, for 1m 40s",
+                "one chain is late; the longest since 1970-01-01T00:15:00.000Z, for 1m 40s",
                 "3 entities or parts of them fail now",
             ]
         );

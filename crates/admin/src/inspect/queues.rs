@@ -170,7 +170,8 @@ impl QueueFacts<'_> {
                 configured: settings.map_or(0, |settings| settings.concurrency),
                 ordered: orders.and_then(|orders| orders.concurrency.as_ref()).map(|said| said.places),
                 workers,
-                utilisation: (places > 0).then(|| (running as f64 / places as f64).min(1.0)),
+                // Two moments: what workers said last, and what the ledger counted last. Never less than is shown to run.
+                utilisation: (places > 0).then(|| (running.max(census.running) as f64 / places as f64).min(1.0)),
             },
             paused: orders.and_then(|orders| orders.closed.as_ref()).map(|closed| Paused::of(closed, self.calendar)),
             throttle: settings.and_then(|settings| settings.throttle.clone()),

@@ -16,12 +16,15 @@ use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::{Overslept, schedules};
 use roundelay_ledger::{ChainOrder, ChainState, EFFORT, LateChain, Listed, RunFilter};
+use roundelay_model::clock::short_duration;
+use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::order::{Action, Order};
 use super::state::{Input, Query, QueryAnswer, Row, Show};
+use crate::audited;
 
 /// How long ledger or broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -187,7 +190,11 @@ async fn answer(api: &Api, query: &Query) -> anyhow::Result<Option<QueryAnswer>>
 
 async fn give_all(api: &Api, mut orders: mpsc::UnboundedReceiver<Order>, by: &str, to: &mpsc::UnboundedSender<Input>) {
     while let Some(order) = orders.recv().await {
-        let became = match timeout(PATIENCE, execute(api, order, by)).await {
+        let (command, target) = order.action.command();
+        let detail = json!({ "why": order.why, "span": short_duration(order.span) });
+        let entry = audited::Order { by, command, target, detail };
+        let given = audited::audited(api.ledger(), entry, execute(api, order, by));
+        let became = match timeout(PATIENCE, given).await {
             Ok(became) => became.map_err(|error| format!("{error:#}")),
             Err(_) => Err(format!("{}; it is not known whether it holds", late())),
         };

@@ -55,6 +55,21 @@ impl Action {
         }
     }
 
+    /// The command that does the same, and what it is about.
+    pub fn command(&self) -> (&'static str, String) {
+        match self {
+            Self::PauseQueue(queue) => ("queue pause", queue.clone()),
+            Self::ResumeQueue(queue) => ("queue resume", queue.clone()),
+            Self::Hold(throttle) => ("throttle hold", throttle.clone()),
+            Self::Release(throttle) => ("throttle release", throttle.clone()),
+            Self::Drain(worker) => ("workers drain", worker.clone()),
+            Self::ResumeWorker(worker) => ("workers resume", worker.clone()),
+            Self::PauseChain(kind, key) => ("pause", format!("{kind} {key}")),
+            Self::ResumeChain(kind, key) => ("resume", format!("{kind} {key}")),
+            Self::Advance(kind, key) => ("advance", format!("{kind} {key}")),
+        }
+    }
+
     /// The action in words.
     pub fn words(&self) -> String {
         match self {

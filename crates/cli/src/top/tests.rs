@@ -562,7 +562,7 @@ fn the_log_goes_on_at_its_head_and_stays_where_somebody_reads() {
 const OVERVIEW: &str = r#"
 [1 Overview] 2 Queues  3 Throttles  4 Late  5 Workers  6 Log        03:12:44 UTC
 
-     sleeping          due   for a slot      running      OVERDUE       FAILED
+     sleeping          due   for a slot      running         LATE      FAILING
     1,246,567           40            2            6           12            2
 
  starts/s    2.5, and the last hour, with 3.8 at its highest
@@ -576,11 +576,11 @@ const OVERVIEW: &str = r#"
 
  What is wrong
  ERROR    no worker consumes the queue sync-ios, where 40 chains are due
- ERROR    12 chains are overdue; the longest since 2026-03-01T03:10:00.000Z, for
-          2m 44s
+ ERROR    12 chains are late; the longest since 2026-03-01T03:10:00.000Z, for 2m
+          44s
  warning  one worker has said nothing for 30 s: dead, frozen, or cut off
- warning  the queue sync-android is paused by ann@ops since
-          2026-03-01T03:09:24.000Z: they are down␛[31m
+ warning  the throttle ios lets one start at a time try: the next slot opens in
+          less than 1s, 2 wait
  ↓ 3 more lines
 
 q quit   ? help   1-6 or Tab screens   ↑↓ scroll what is wrong
@@ -589,7 +589,7 @@ q quit   ? help   1-6 or Tab screens   ↑↓ scroll what is wrong
 const QUEUES: &str = r#"
  1 Overview [2 Queues] 3 Throttles  4 Late  5 Workers  6 Log        03:12:44 UTC
  2 queues
- queue            state        due overdue   ready cons.   in/s  out/s   running
+ queue            state        due    late   ready cons.   in/s  out/s   running
 >sync-android     PAUSED         0       0       0     2   12.5   12.2      3/16
  sync-ios         NO CONS.      40      12      37     0      -      -       3/0
 
@@ -764,7 +764,7 @@ const HELP: &str = r#"
  q, Ctrl-C   ends it; nothing else ends with it
 
  due         due, and nobody runs it yet
- overdue     due for longer than catch_up.slack
+ late        due for longer than catch_up.slack
  for a slot  jobs in workers' hands that wait for a throttle
  ready       messages that wait on the broker; -: not known; ~: as it last said
  flatness    the busiest second by the mean one; 1 is flat
@@ -809,7 +809,7 @@ the server does not answer
 ! OLD FIGURES, of 03:12:42: the broker cannot be asked since 03:12:54 (45s ago):
 connection refused
  2 queues
- queue            state        due overdue   ready cons.   in/s  out/s   running
+ queue            state        due    late   ready cons.   in/s  out/s   running
 >sync-android     PAUSED         0       0      ~0    ~2      -      -      3/16
  sync-ios         NO CONS.      40      12     ~37    ~0      -      -       3/0
 

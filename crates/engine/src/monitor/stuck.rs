@@ -18,7 +18,7 @@ use crate::overslept::{schedules, since};
 const SWEEPS: u32 = 3;
 
 /// What is wrong with a chain that sleeps for longer than it may.
-pub const OVERSLEPT: &str = "it is overdue: its due time lies further ahead than its schedule can explain";
+pub const OVERSLEPT: &str = "it is late: its due time lies further ahead than its schedule can explain";
 
 /// Why it does not run, for a person.
 pub fn overslept(due: Time, begun: bool, calendar: &Calendar) -> String {
@@ -280,7 +280,7 @@ mod tests {
             (
                 view(|c| c.hint.due = at(100_000)),
                 ChainState::Active,
-                "it is overdue: its due time lies further ahead than its schedule can explain (1970-01-02T03:46:40.000Z): workers move",
+                "it is late: its due time lies further ahead than its schedule can explain (1970-01-02T03:46:40.000Z): workers move",
             ),
             (
                 view(|c| (c.hint.due, c.hint.attempt) = (at(1_065), 2)),

@@ -327,7 +327,7 @@ fn strangers(chains: &ChainFacts, config: &Config) -> Vec<Finding> {
 }
 
 fn overdue(chains: &ChainFacts, config: &Config, asked: &BrokerStatus) -> Vec<Finding> {
-    let (mut all, what) = (Vec::new(), "overdue chains");
+    let (mut all, what) = (Vec::new(), "late chains");
     let Census { queues, quarantined, .. } = &chains.census;
     let count: i64 = queues.iter().map(|queue| queue.overdue).sum();
     let one = |chain: &LateChain| {

@@ -90,7 +90,12 @@ const INSTANT = /(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z)/;
 
 /** A sentence of the server's, with its times in the zone in which all times are shown. */
 export function sentence(words, length = 4_000) {
-  return cut(words, length).split(INSTANT).map((part) => (INSTANT.test(part) ? at(part) : part && text(part, Infinity)));
+  return cut(words, length).split(INSTANT).map((part) => {
+    if (INSTANT.test(part)) return at(part);
+    // Spaces at the ends belong between the pieces.
+    const [, before, inner, after] = /^(\s*)(.*?)(\s*)$/su.exec(part);
+    return [before && " ", inner && text(inner, Infinity), after && " "];
+  });
 }
 
 // --- States -----------------------------------------------------------------------------------------

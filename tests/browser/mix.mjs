@@ -1,0 +1,87 @@
+// What a person reads first, with an ordinary mix of chains: one fast kind, one throttled below its demand, one that
+// fails three times in ten, one queue that an operator has paused. Every screen is kept as a picture with --pictures.
+
+import { appendFileSync } from "node:fs";
+import { join } from "node:path";
+import { check, clean, end, go, open, origin, sane } from "./browser.mjs";
+import { take } from "./picture.mjs";
+
+const { ROUNDELAY_TEST_PICTURES: pictures, ROUNDELAY_TEST_PROGRAM_CALLED: program, ROUNDELAY_TEST_CONFIG: config } = process.env;
+const SCREENS = ["overview", "chains", "runs", "queues", "throttles", "failures", "workers", "ladder", "audit"];
+const run = async (...words) => {
+  const { execFile } = await import("node:child_process");
+  return new Promise((done) => {
+    execFile(program, [...words, "--config", config], (error, out) => done({ out, code: error?.code ?? 0 }));
+  });
+};
+const api = async (where) => (await fetch(`${origin}/api/v1/${where}`)).json();
+
+const page = await open();
+await go(page, "#/overview");
+const lines = async () => (await page.locator(".troubles li").allTextContents()).map((line) => line.trim());
+const told = [];
+const says = async (name, pattern) => {
+  const until = Date.now() + 90_000;
+  let all = [];
+  while (Date.now() < until) {
+    all = await lines();
+    const found = all.find((line) => pattern.test(line));
+    if (found) {
+      told.push(`${name}: ${found}`);
+      return found;
+    }
+    await page.waitForTimeout(500);
+  }
+  check(`${name} is said`, false, all.join(" | "));
+  return "";
+};
+
+const held = await says("the paused queue", /the queue reports is held by .*: deploy/u);
+check("what was paused is held, and no error", held.startsWith("Held: "), held);
+const short = await says("the throttle that is too low", /pull needs 60\/min, and the throttle stock allows 30\/min/u);
+check("what is short is a warning", short.startsWith("Warning: "), short);
+const failing = await says("what fails", /fails? now$/u);
+check("what fails now is a warning", failing.startsWith("Warning: "), failing);
+let seen = await api("overview");
+// The chains that were paused are due with the next minute, and are counted within half a minute more.
+for (let n = 0; n < 200 && !(seen.chains.held > 0 && seen.recovered > 0); n += 1) {
+  await page.waitForTimeout(500);
+  seen = await api("overview");
+}
+const { chains, recovered, failures } = seen;
+check("the held chains are counted apart", chains.held > 0 && chains.overdue < 30, chains);
+check("some have recovered, and some fail", recovered > 0 && recovered < failures, { recovered, failures });
+
+const listed = await run("list", "--kind", "report");
+check("a list says held", /\bheld\b/u.test(listed.out) && !/\blate\b/u.test(listed.out), listed.out);
+const status = await run("status");
+check("status says who holds what", /the queue reports is held by .*: deploy .*roundelay queue resume reports/u.test(status.out), status.out);
+check("status says what is short", status.out.includes("pull needs 60/min"), status.out);
+const doctor = await run("doctor");
+check("the doctor finds nothing wrong with what was paused", /good +held on reports/u.test(doctor.out), doctor.out);
+const metrics = await api("queues");
+check("the engine's own queue is marked", metrics.queues.some(({ own, queue }) => own && queue === "roundelay.chores"), metrics);
+const audit = await api("audit");
+check("the audit has the command line's order", audit.entries.some(({ action, target }) => action === "roundelay queue pause" && target === "reports"), audit);
+
+// A link from before: its filter is not known any more.
+await go(page, "#/chains?state=overdue&kind=pull");
+check("an unknown filter is named", (await page.textContent("main")).includes("state=overdue"));
+check("and the rest of it holds", (await page.locator("tbody tr").count()) > 0);
+
+// What comes begins with the tick that is next.
+await go(page, "#/chains/fast/f1");
+const { chain } = await api("chains/fast/f1");
+const first = await page.textContent(".next li");
+check("the next tick comes first", first.includes(`tick ${chain.tick}`) || first.includes("tick"), first);
+
+for (const screen of SCREENS) {
+  await go(page, `#/${screen}`);
+  await page.waitForTimeout(700);
+  await sane(page, screen);
+  await clean(page, screen);
+  if (pictures) await take(page, join(pictures, `mix-${screen}`), { themes: false });
+}
+if (pictures) appendFileSync(join(pictures, "mix.txt"), `${told.join("\n")}\n`);
+console.log(told.join("\n"));
+await end();
