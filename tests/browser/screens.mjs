@@ -4,8 +4,8 @@ import { accessible, check, clean, go, open, origin, sane } from "./browser.mjs"
 
 const SCREENS = ["overview", "chains", "runs", "queues", "throttles", "failures", "quarantine", "ladder", "workers", "owners",
   "foresight", "audit"];
-const KEYS = { c: "Chains", r: "Runs", q: "Queues", t: "Throttles", f: "Failures", n: "Quarantine", l: "Ladder", w: "Workers",
-  u: "Owners", s: "Foresight", a: "Audit", o: "Overview" };
+const KEYS = { c: "Chains", r: "Runs", q: "Queues", t: "Throttles", f: "Failures", n: "Quarantine", l: "Delay queues", w: "Workers",
+  u: "Owners", s: "Simulate", a: "Audit", o: "Overview" };
 const SIZES = [[1_280, 800], [360, 740]];
 
 /** What a browser is told about the page. */

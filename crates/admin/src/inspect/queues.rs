@@ -21,6 +21,8 @@ pub struct QueueReport {
     pub queue: String,
     /// Whether the queue is that of the engine's own chains.
     pub own: bool,
+    /// How many rotations there are of each kind.
+    pub kinds: BTreeMap<String, i64>,
     /// How many chains are due in the future.
     pub sleeping: i64,
     /// How many chains are due and do not run.
@@ -153,6 +155,7 @@ impl QueueFacts<'_> {
         QueueReport {
             queue: name.into(),
             own: name == self.config.topology().names.chores(),
+            kinds: census.kinds,
             sleeping: census.sleeping,
             due: census.due,
             running: census.running,

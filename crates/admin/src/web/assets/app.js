@@ -30,11 +30,11 @@ const SCREENS = [
   { name: "throttles", screen: throttles, hot: "t" },
   { name: "failures", screen: failures, hot: "f" },
   { name: "quarantine", screen: quarantine, hot: "n", alarm: (told) => [told.quarantined_messages, "messages"] },
-  { name: "ladder", screen: ladder, hot: "l" },
   { name: "workers", screen: workers, hot: "w", alarm: (told) => [told.workers.silent, "silent", true] },
   { name: "owners", screen: owners, hot: "u" },
   { name: "foresight", screen: foresight, hot: "s" },
   { name: "audit", screen: audit, hot: "a" },
+  { name: "ladder", screen: ladder, hot: "l" },
 ];
 
 const AFTER_AN_ERROR_MS = 10_000;

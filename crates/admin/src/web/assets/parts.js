@@ -232,9 +232,22 @@ export const button = (label, onclick, props) =>
 const PATIENCE_OF_TYPING_MS = 400;
 let typing;
 
+const NAMES_MS = 60_000;
+let known = { at: 0, names: null };
+
+/** The names of kinds and queues, to choose from in filters. Asked for once in a while. */
+export async function names(ctx) {
+  if (!known.names || Date.now() - known.at > NAMES_MS) {
+    const { queues } = await ctx.get("queues");
+    const kinds = [...new Set(queues.flatMap(({ kinds: of }) => Object.keys(of)))].sort();
+    known = { at: Date.now(), names: { kind: kinds, queue: queues.filter(({ own }) => !own).map(({ queue }) => queue) } };
+  }
+  return known.names;
+}
+
 /**
  * A form whose fields are the address's query: a filtered view is a link. Fields are
- * `{name, label, options?, search?}`.
+ * `{name, label, options?, search?, list?}`; `list` has values to choose from beside what one types.
  */
 export function filters(ctx, fields) {
   const { query: entries } = ctx.place;
@@ -248,20 +261,21 @@ export function filters(ctx, fields) {
     class: "filters", role: "search", "aria-label": "Filter", key: "filters",
     onsubmit: (event) => { event.preventDefault(); apply(event.currentTarget, false); },
   },
-  fields.map(({ name, label, options, search, wide }) => h("label", { key: name, class: wide ? "wide" : null },
+  fields.map(({ name, label, options, search, wide, list }) => h("label", { key: name, class: wide ? "wide" : null },
     h("span", null, label),
     options
       ? h("select", { name, value: entries[name] ?? "", onchange: (event) => apply(event.currentTarget.form, false) },
         options.map(([value, words]) => h("option", { value }, words)))
       : h("input", {
         name, value: entries[name] ?? "", type: search ? "search" : "text", autocomplete: "off", spellcheck: "false",
-        autocapitalize: "none", ...(search && { "data-search": "", "aria-keyshortcuts": "/" }),
+        autocapitalize: "none", ...(list?.length > 0 && { list: `choose-${name}` }), ...(search && { "data-search": "", "aria-keyshortcuts": "/" }),
         oninput: (event) => {
           const { form } = event.currentTarget;
           clearTimeout(typing);
           typing = setTimeout(() => form.isConnected && apply(form, true), PATIENCE_OF_TYPING_MS);
         },
-      }))),
+      }),
+    list?.length > 0 && h("datalist", { id: `choose-${name}` }, list.slice(0, 200).map((value) => h("option", { key: value, value }))))),
   h("button", { type: "submit", class: "unseen-text" }, "Filter"),
   used && h("a", { class: "quiet", href: to(ctx.place.screen, ctx.place.segments) }, "Clear"));
 }

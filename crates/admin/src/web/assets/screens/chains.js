@@ -3,7 +3,7 @@
 import { spark } from "../charts.js";
 import { h } from "../dom.js";
 import { instant, now } from "../format.js";
-import { ago, chainLink, filters, lag, link, mark, pager, readPage, table, text, to } from "../parts.js";
+import { ago, chainLink, filters, lag, link, mark, names, pager, readPage, table, text, to } from "../parts.js";
 import { act, inWords, publish, steerMany } from "../steering.js";
 
 const STATES = [["", "any"], ["late", "late"], ["held", "held"], ["running", "running"], ["active", "active"], ["paused", "paused"],
@@ -20,7 +20,11 @@ export const chains = {
   title: "Chains",
   query: { text: null, kind: null, queue: null, owner: null, state: STATES.map(([state]) => state) },
   every: 5_000,
-  load: (ctx) => readPage(ctx, "chains", undefined, "chains", ctx.show),
+  async load(ctx) {
+    const choices = await names(ctx);
+    const show = (page) => ctx.show({ ...page, choices });
+    return { ...await readPage(ctx, "chains", undefined, "chains", show), choices };
+  },
   actions: (ctx) => act("Publish a job…", () => publish(ctx, { kind: ctx.place.query.kind })),
 
   view(ctx) {
@@ -29,9 +33,9 @@ export const chains = {
     return [
       filters(ctx, [
         { name: "text", label: "Key contains", search: true, wide: true },
-        { name: "kind", label: "Kind" },
+        { name: "kind", label: "Kind", list: page.choices?.kind },
         { name: "state", label: "State", options: STATES },
-        { name: "queue", label: "Queue" },
+        { name: "queue", label: "Queue", list: page.choices?.queue },
         { name: "owner", label: "Owner" },
       ]),
       ctx.session.operating && h("div", { class: "orders" },
@@ -53,7 +57,10 @@ export const chains = {
           { head: "Owner", cell: ({ owner }) => (owner ? link(to("chains", [], { ...filter, owner }), text(owner, 28)) : "–") },
         ],
       }),
-      pager(ctx, page, async () => ctx.show(await readPage(ctx, "chains", page, "chains", ctx.show))),
+      pager(ctx, page, async () => {
+        const show = (more) => ctx.show({ ...more, choices: page.choices });
+        show(await readPage(ctx, "chains", page, "chains", show));
+      }),
     ];
   },
 };

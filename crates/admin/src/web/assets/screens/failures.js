@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 import { count, plural } from "../format.js";
-import { ago, chainLink, filters, long, mark, pager, readPage, section, table, text, to } from "../parts.js";
+import { ago, chainLink, filters, long, mark, names, pager, readPage, section, table, text, to } from "../parts.js";
 import { act, inWords, steerMany } from "../steering.js";
 
 const FILTER = ["kind", "owner", "code", "text", "item", "permanent", "recovered"];
@@ -13,11 +13,12 @@ export const failures = {
   every: 6_000,
 
   async load(ctx) {
-    const [page, told] = await Promise.all([
+    const [choices, page, told] = await Promise.all([
+      names(ctx),
       readPage(ctx, "failures"),
       ctx.get("failures/reasons", filterOf(ctx)),
     ]);
-    return { ...page, reasons: told.reasons };
+    return { ...page, reasons: told.reasons, choices };
   },
 
   view(ctx) {
@@ -26,7 +27,7 @@ export const failures = {
     return [
       filters(ctx, [
         { name: "text", label: "Key contains", search: true, wide: true },
-        { name: "kind", label: "Kind" },
+        { name: "kind", label: "Kind", list: page.choices.kind },
         { name: "code", label: "Code" },
         { name: "owner", label: "Owner" },
         { name: "recovered", label: "State", options: [["", "all"], ["false", "failing now"], ["true", "recovered"]] },
@@ -63,7 +64,7 @@ export const failures = {
           { head: "Last", num: true, cell: ({ last_at: time }) => ago(time) },
           { head: "Then", cell: ({ then, next_retry_at: time, permanent, recovered }) => [mark(permanent ? "failed" : recovered ? "done" : "retried", then), time && h("span", { class: "sub" }, ago(time))] },
         ],
-      }), pager(ctx, page, async () => ctx.show({ ...await readPage(ctx, "failures", page), reasons: page.reasons }))),
+      }), pager(ctx, page, async () => ctx.show({ ...await readPage(ctx, "failures", page), reasons: page.reasons, choices: page.choices }))),
     ];
   },
 };

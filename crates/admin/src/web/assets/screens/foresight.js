@@ -11,33 +11,35 @@ const LENGTHS = [["1h", "1 hour"], ["6h", "6 hours"], ["24h", "24 hours"], ["3da
 const MOST_LIMITS_DRAWN = 4;
 
 export const foresight = {
-  title: "Foresight",
+  title: "Simulate",
   every: 1_000,
 
   async load(ctx) {
     const { run } = ctx.place.query;
-    const [configuration, simulation] = await Promise.all([
+    const [configuration, fleet, simulation] = await Promise.all([
       ctx.data?.configuration ?? ctx.get("configuration"),
+      ctx.data?.fleet ?? ctx.get("queues"),
       run ? ctx.get(`simulations/${path(run)}`).catch((refusal) => {
         if (refusal.status === 404) return { state: "gone" };
         throw refusal;
       }) : null,
     ]);
     // Nothing changes here by itself, except while a simulation runs.
-    return { configuration, simulation, still: simulation?.state !== "running" };
+    return { configuration, fleet, simulation, still: simulation?.state !== "running" };
   },
 
   view(ctx) {
-    const { configuration, simulation } = ctx.data;
+    const { configuration, fleet, simulation } = ctx.data;
     return [
       h("p", { class: "lead" }, "Runs the engine itself on a configuration in virtual time, with modelled handlers: what starts when, how late, and how old data gets. Nothing is connected to, and nothing of the running installation changes."),
       simulation && section("What it will do", outcome(ctx, simulation)),
-      section("What to simulate", form(ctx, configuration)),
+      section("What to simulate", form(ctx, configuration, fleet)),
     ];
   },
 };
 
-function form(ctx, { toml, kinds }) {
+function form(ctx, { toml, kinds }, { queues }) {
+  const chains = (kind) => queues.reduce((sum, queue) => sum + (queue.kinds[kind] ?? 0), 0);
   return h("form", { class: "simulate", onsubmit: (event) => { event.preventDefault(); begin(ctx, event.currentTarget, toml); } },
     h("label", { class: "field" },
       h("span", null, "Configuration ", h("span", { class: "dim" }, "as it is in use, without secrets and comments")),
@@ -46,10 +48,10 @@ function form(ctx, { toml, kinds }) {
       h("label", { class: "field" }, h("span", null, "For"), h("select", { name: "for", value: "24h" }, LENGTHS.map(([value, words]) => h("option", { value }, words)))),
       h("label", { class: "field" }, h("span", null, "Workers"), h("input", { name: "workers", type: "number", min: "1", max: "100", step: "1", required: true, value: "1" }))),
     kinds.length > 0 && h("fieldset", null, h("legend", null, "Chains of each kind"),
-      h("p", { class: "hint" }, "Empty: as the kind’s model says, or one."),
+      h("p", { class: "hint" }, "As many as there are now. Empty: as the kind’s model says, or one."),
       h("div", { class: "inline" }, kinds.map(({ kind, schedule }) => h("label", { class: "field", key: kind },
         h("span", null, text(kind, 60), schedule && h("span", { class: "dim" }, " ", text(schedule, 60))),
-        h("input", { type: "number", min: "0", step: "1", "data-kind": kind }))))),
+        h("input", { type: "number", min: "0", step: "1", "data-kind": kind, value: chains(kind) > 0 ? String(chains(kind)) : "" }))))),
     h("div", { class: "buttons" },
       h("button", { type: "submit", class: "primary", disabled: ctx.state.sending }, "Simulate"),
       button("Take the running configuration again", (event) => { event.currentTarget.form.elements.toml.value = toml; })));

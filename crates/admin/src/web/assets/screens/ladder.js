@@ -12,7 +12,7 @@ function delayOf(ms) {
 }
 
 export const ladder = {
-  title: "Ladder",
+  title: "Delay queues",
   every: 5_000,
   load: (ctx) => ctx.get("ladder"),
 

@@ -1,21 +1,25 @@
 // The latest attempts of everything.
 
 import { count, instant, span } from "../format.js";
-import { at, ago, chainLink, filters, lag, none, outcomeOf, pager, readPage, table, text, VERDICTS, verdictMark } from "../parts.js";
+import { at, ago, chainLink, filters, lag, names, none, outcomeOf, pager, readPage, table, text, VERDICTS, verdictMark } from "../parts.js";
 import { h } from "../dom.js";
 
 export const runs = {
   title: "Runs",
   query: { verdict: ["", ...VERDICTS], kind: null },
   every: 5_000,
-  load: (ctx) => readPage(ctx, "runs", undefined, "runs", ctx.show),
+  async load(ctx) {
+    const choices = await names(ctx);
+    const show = (page) => ctx.show({ ...page, choices });
+    return { ...await readPage(ctx, "runs", undefined, "runs", show), choices };
+  },
 
   view(ctx) {
     const { data: page } = ctx;
     return [
       filters(ctx, [
         { name: "verdict", label: "Verdict", options: [["", "any"], ...VERDICTS.map((verdict) => [verdict, verdict.replaceAll("_", " ")])] },
-        { name: "kind", label: "Kind", search: true },
+        { name: "kind", label: "Kind", search: true, list: page.choices?.kind },
       ]),
       table({
         label: "Attempts, latest first", rows: page.rows, keyOf: ({ fence }) => String(fence),
@@ -32,7 +36,10 @@ export const runs = {
           { head: "Worker", cell: ({ worker }) => (worker ? text(worker, 28) : none()) },
         ],
       }),
-      pager(ctx, page, async () => ctx.show(await readPage(ctx, "runs", page, "runs", ctx.show))),
+      pager(ctx, page, async () => {
+        const show = (more) => ctx.show({ ...more, choices: page.choices });
+        show(await readPage(ctx, "runs", page, "runs", show));
+      }),
     ];
   },
 };
