@@ -696,3 +696,39 @@ async fn simulate_tells_what_it_did_and_repeats_a_seed() {
     let calm = ok(roundelay(&["simulate", "--seed", "601"]).await).stdout;
     assert!(calm.contains(" 0 faults"), "{calm}");
 }
+
+#[tokio::test]
+async fn check_says_what_would_go_wrong_on_this_machine_and_for_how_many_chains_there_is_room() {
+    let ground = Ground::embedded();
+    let text = r#"
+[throttles.stock]
+allow = 30
+per = "1m"
+[queues.stock]
+throttle = "stock"
+[kinds.pull]
+queue = "stock"
+every = "1m"
+roster.keys = KEYS
+handler.exec.argv = ["/nowhere/pull.sh"]
+"#;
+    let named: Vec<String> = (0..60).map(|n| n.to_string()).collect();
+    let few = text.replace("roster.keys = KEYS\n", "");
+    let many = text.replace("KEYS", &json!(named).to_string());
+    let lines = async |text: &str| {
+        let output = ok(run("check", &ground.config_file(text), &[]).await);
+        let notable = |line: &&str| line.starts_with("note") || line.starts_with("room");
+        output.stdout.lines().filter(notable).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let told = lines(&few).await;
+    let room = "room    the throttle stock allows 30/min: by themselves at most 30 chains of pull can keep their schedule of every 60s";
+    assert_eq!(told[0], room);
+    assert!(told[1].starts_with("note    program of pull: /nowhere/pull.sh: "), "{told:?}");
+    assert_eq!(told.len(), 2);
+    let told = lines(&many).await;
+    assert!(told[0].starts_with("note    program of pull: "), "{told:?}");
+    assert_eq!(
+        told[1],
+        "note    pull needs 60/min, and the throttle stock allows 30/min: each runs about every 120s, not every 60s"
+    );
+}

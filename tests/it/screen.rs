@@ -127,8 +127,8 @@ roster.owner = "{{{{ owner }}}}"
     let rows = keys().map(|key| json!({ "key": key, "owner": format!("{key} & sons"), "note": EVIL }).to_string());
     std::fs::write(&roster, rows.join("\n")).unwrap();
     ok("enroll", &config, &["--kind", "sync", "--spread", "0s", roster.to_str().unwrap()]).await;
-    until("some are late", async || {
-        told("list", &config, &["--state", "late"]).await["chains"].as_array().unwrap().len() >= 2
+    until("some are held", async || {
+        told("list", &config, &["--state", "held"]).await["chains"].as_array().unwrap().len() >= 2
     })
     .await;
 

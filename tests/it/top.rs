@@ -172,14 +172,17 @@ async fn everything_is_shown_and_steered(ground: Ground) {
     };
     until("the worker obeys", obeys).await;
 
-    // What is due there shows as late, and why.
+    // What is due there is held, and not late; and the chain says why.
     enroll(&ground, &config, "b,work\n").await;
     terminal.press(&["4"]);
-    terminal.shows(&["[4 Late]", "longest first: 1", "sync b", "LATE"]).await;
+    terminal.shows(&["[4 Late]", "longest first"]).await;
+    // Held chains come after those that are late.
+    terminal.press(&["f"]);
+    terminal.shows(&["held chains", "sync b", "HELD"]).await;
     terminal.press(&["Enter"]);
-    terminal.shows(&["sync b", "its queue is paused by ann@", "they are down"]).await;
+    terminal.shows(&["sync b", "the queue work is held by ann@", "they are down"]).await;
     terminal.press(&["Escape"]);
-    terminal.shows(&["longest first: 1"]).await;
+    terminal.shows(&["held chains"]).await;
 
     // A throttle is held.
     terminal.press(&["3"]);

@@ -5,7 +5,8 @@ use clap::Args;
 use roundelay_admin::inspect::doctor::programs;
 use roundelay_broker::BrokerUrl;
 use roundelay_config::{
-    Config, HandlerSettings, KindSettings, RosterDatabase, RosterSource, Unpaced, schedule_of_kind, unpaced,
+    Config, HandlerSettings, KindSettings, RosterDatabase, RosterSource, Unpaced, schedule_of_kind, throttles_of,
+    unpaced,
 };
 use roundelay_handler::http;
 use roundelay_ledger::LedgerUrl;
@@ -53,7 +54,7 @@ impl Check {
         let raw =
             |kind: &KindSettings| matches!(&kind.handler, HandlerSettings::Http(settings) if http::is_raw(settings));
         let raw: Vec<&String> = config.kinds.iter().filter(|(_, kind)| raw(kind)).map(|(name, _)| name).collect();
-        let (programs, short) = (programs(&config), shortages(&config));
+        let (programs, (rooms, short)) = (programs(&config), rooms(&config));
         if self.json {
             let each = |Unpaced { queue, upstream, kinds, throttles }: &Unpaced| json!({ "queue": queue, "upstream": upstream, "kinds": kinds, "throttles": throttles });
             let report = json!({
@@ -62,7 +63,7 @@ impl Check {
                 "kinds": config.kinds.keys().collect::<Vec<_>>(),
                 "rungs": rungs, "broker_queues": topology.queues.len(),
                 "unpaced": past.iter().map(each).collect::<Vec<_>>(), "raw_urls": raw,
-                "programs": programs, "shortages": short,
+                "programs": programs, "rooms": rooms, "shortages": short,
             });
             return screen::json(&report);
         }
@@ -109,6 +110,9 @@ impl Check {
                  throttle {throttles}; if that is not meant, set queues.{queue}.throttle"
             );
         }
+        for words in &rooms {
+            out!("room    {words}");
+        }
         for finding in &programs {
             out!("note    {}: {}; {}", finding.what, finding.seen, finding.fix);
         }
@@ -125,37 +129,37 @@ impl Check {
     }
 }
 
-/// Throttles that allow less than the chains that the configuration names need, or how many chains they have room for.
-fn shortages(config: &Config) -> Vec<String> {
+/// For how many chains throttles have room, where the configuration does not name the chains; and which allow less than
+/// those need that the configuration names.
+fn rooms(config: &Config) -> (Vec<String>, Vec<String>) {
     let (now, calendar) = (Clock::System.now(), Calendar::default());
-    let mut all = Vec::new();
+    let (mut rooms, mut short) = (Vec::new(), Vec::new());
     for (name, throttle) in
         config.throttles.iter().filter(|(_, of)| of.key.is_none() && of.scope == ThrottleScope::Fleet)
     {
         let mut needs = Vec::new();
         for (kind, settings) in &config.kinds {
-            let paced = settings.queue.as_ref().and_then(|queue| config.queues.get(queue.as_str()));
-            if paced.and_then(|queue| queue.throttle.as_ref()) != Some(name) {
+            if !throttles_of(settings, &config.queues).any(|throttle| throttle == name) {
                 continue;
             }
-            let Some(every) = schedule_of_kind(config, kind).and_then(|of| of.interval(now, &calendar)) else {
+            let Some(every) = schedule_of_kind(config, kind).and_then(|of| of.mean_interval(now, &calendar)) else {
                 continue;
             };
             let keys = settings.roster.as_ref().map(|roster| &roster.source);
             let chains = if let Some(RosterSource::Keys(keys)) = keys { keys.len() as u64 } else { 0 };
             if chains == 0 {
-                let room = (throttle.limits.rate() * every.as_secs_f64()).floor();
+                let room = (throttle.limits.rate() * every.as_secs_f64() / f64::from(settings.cost)).floor();
                 let (allowed, every) = (per(throttle.limits.rate()), short_duration(every));
-                all.push(format!(
-                    "the throttle {name} allows {allowed}: at most {room} chains of {kind} can keep their schedule of every \
+                rooms.push(format!(
+                    "the throttle {name} allows {allowed}: by themselves at most {room} chains of {kind} can keep their schedule of every \
                      {every}"
                 ));
             }
-            needs.push(Needs { kind: kind.clone(), chains, every });
+            needs.push(Needs { kind: kind.clone(), chains, every, cost: settings.cost });
         }
-        all.extend(shortage(&needs, &throttle.limits).map(|short| short.words(name, &needs)));
+        short.extend(shortage(&needs, &throttle.limits).map(|short| short.words(name, &needs)));
     }
-    all
+    (rooms, short)
 }
 
 /// Refuses what `worker` would refuse although each setting is right.

@@ -74,7 +74,7 @@ enum State {
     /// The chains are due for longer than catch_up.slack, and no worker runs them; or they sleep for longer than their
     /// schedules can explain. Held chains are not late.
     Late,
-    /// The chains are due for longer than catch_up.slack, and an operator lets nothing of their queue start.
+    /// The chains are due, and an operator lets nothing of their queue start.
     Held,
     /// A worker runs the chains.
     Running,
@@ -109,7 +109,12 @@ impl List {
             owner: self.owner.clone(),
             like: self.key.clone(),
             queue: self.queue.clone(),
-            late_before: matches!(self.state, Some(State::Late | State::Held)).then(|| now - config.catch_up.slack),
+            late_before: match self.state {
+                Some(State::Late) => Some(now - config.catch_up.slack),
+                // What is due is held at once.
+                Some(State::Held) => Some(now),
+                _ => None,
+            },
             state: None,
         };
         let after = self.after.as_deref().map(place).transpose()?;

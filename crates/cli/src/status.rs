@@ -57,7 +57,8 @@ impl Status {
         let (now, calendar, slack) = (ledger.now(), ledger.calendar(), config.catch_up.slack);
         let holds = Holds::look(&config, &*ledger).await?;
         let (census, slept) = overslept::census(&*ledger, slack, &schedules(&config), &holds).await?;
-        let late = ledger.late(now - slack, holds.queues(), STUCK).await?;
+        let apart = holds.queues().into_iter().chain([config.topology().names.chores()]).collect();
+        let late = ledger.late(now - slack, apart, STUCK).await?;
         let slept = some_overslept(&*ledger, slept).await?;
         let failures = ledger.failures(FAILURES).await?;
         let throttles = Throttled::look(config.throttles.clone(), &*ledger).await?;
@@ -85,9 +86,8 @@ impl Status {
     }
 }
 
-/// Throttles, and why starts wait for them, if they do, and for longer than limits mean: a limit that is merely used is
-/// no reason.
-struct Throttles(Vec<(Throttled, Option<String>)>);
+/// Throttles, each with why starts wait for it, and with what chains need beyond its limits, if they do.
+struct Throttles(Vec<(Throttled, Option<String>, Option<String>)>);
 
 impl Throttles {
     fn new(all: Vec<Throttled>, census: &Census, config: &Config, at: (Time, &Calendar)) -> Self {
@@ -96,15 +96,11 @@ impl Throttles {
                 config.queues.get(queue).is_some_and(|queue| queue.throttle.as_ref() == Some(&throttled.name))
             };
             let due = census.queues.iter().filter(|queue| paced(&queue.queue)).map(|queue| queue.due).sum();
-            let words = throttled.in_the_way(Some(due)).filter(|_| !throttled.is_only_used());
-            let counted = throttled.settings.key.is_none() && throttled.is_counted_here();
-            let short = || {
-                let needs = needs(&throttled.name, census, config, at);
-                let short = shortage(&needs, &throttled.limits).filter(|_| counted)?;
-                Some(short.words(&throttled.name, &needs))
-            };
-            let words = words.or_else(short);
-            (throttled, words)
+            let needs = needs(&throttled.name, census, config, at);
+            let short = shortage(&needs, &throttled.limits).filter(|_| throttled.is_countable());
+            let short = short.map(|short| short.words(&throttled.name, &needs));
+            let words = throttled.in_the_way(Some(due));
+            (throttled, words, short)
         });
         Self(told.collect())
     }
@@ -112,7 +108,7 @@ impl Throttles {
     /// Why a queue's throttle lets nothing start.
     fn of(&self, queue: &str, config: &Config) -> Option<&str> {
         let name = config.queues.get(queue)?.throttle.as_ref()?;
-        self.0.iter().find(|(throttled, _)| throttled.name == *name)?.1.as_deref()
+        self.0.iter().find(|(throttled, ..)| throttled.name == *name)?.1.as_deref()
     }
 }
 
@@ -186,9 +182,10 @@ impl Report {
         json!({
             "ledger": ledger,
             "stuck": self.stuck.iter().map(|stuck| stuck.json(&self.calendar)).collect::<Vec<_>>(),
-            "throttles": self.throttles.0.iter().map(|(throttled, words)| {
+            "throttles": self.throttles.0.iter().map(|(throttled, words, short)| {
                 let mut told = described(throttled, config);
                 told["in_the_way"] = json!(words);
+                told["shortage"] = json!(short);
                 told
             }).collect::<Vec<_>>(),
             "broker": depths,
@@ -209,7 +206,15 @@ impl Report {
                 if queue.held == 1 { "one chain waits".into() } else { format!("{} chains wait", grouped(queue.held)) };
             notable(&format!("{}; {waits}", hold.words(&self.calendar)));
         }
-        self.throttles.0.iter().filter_map(|(_, words)| words.as_ref()).for_each(|words| notable(words));
+        for (throttled, words, short) in &self.throttles.0 {
+            match words {
+                Some(words) if throttled.is_in_trouble() => notable(words),
+                // A limit that is used is what limits are for, and a hold is told above.
+                Some(words) => out!("{words}"),
+                None => {}
+            }
+            short.iter().for_each(|short| notable(short));
+        }
         self.print_stuck(&chores);
         let names = config.topology().names;
         for (queue, meaning) in [
@@ -226,8 +231,8 @@ impl Report {
         let failing = self.census.failures - self.census.recovered;
         if failing > 0 {
             let words = match failing {
-                1 => "one entity, or a part of one, fails now".into(),
-                many => format!("{} entities or parts of them fail now; the latest", grouped(many)),
+                1 => "one entity, or a part of one, is failing".into(),
+                many => format!("{} entities or parts of them are failing; the latest", grouped(many)),
             };
             screen::tinted(Tint::Wrong, format_args!("{words}:"));
             for failure in self.failures.iter().filter(|failure| !failure.recovered) {
@@ -295,17 +300,19 @@ impl Report {
         if overdue(true) > 0 {
             notable(&format!("{} of the engine's own chains are late", grouped(overdue(true))));
         }
-        let stuck = overdue(false) + self.census.quarantined;
-        if stuck == 0 {
+        let late = overdue(false);
+        if late + self.census.quarantined == 0 {
             if let Some(due) = self.census.oldest_due() {
                 out!("the chain that waits longest was due at {}", At::of(due, &self.calendar));
             }
             return;
         }
-        let words = match stuck {
-            1 => "one chain is late".into(),
-            many if self.stuck.len() < STUCK as usize => format!("{} chains are late; they are", grouped(many)),
-            many => format!("{} chains are late; those that wait longest are", grouped(many)),
+        let words = match (late, self.census.quarantined) {
+            (0, 1) => "one chain is quarantined".into(),
+            (0, many) => format!("{} chains are quarantined", grouped(many)),
+            (1, _) => "one chain is late".into(),
+            (many, _) if self.stuck.len() < STUCK as usize => format!("{} chains are late; they are", grouped(many)),
+            (many, _) => format!("{} chains are late; those that wait longest are", grouped(many)),
         };
         screen::tinted(Tint::Wrong, format_args!("{words}:"));
         for Stuck { chain: LateChain { hint, .. }, since, why } in

@@ -49,6 +49,6 @@ pub use settings::{
     CatchUpSettings, Config, HandlerSettings, KindSettings, LedgerSettings, QueueSettings, SpawnSettings, Takeover,
     Unique, WorkerSettings, is_internal, schedule_of, schedule_of_kind,
 };
-pub use throttle::check_limits;
+pub use throttle::{check_limits, throttles_of};
 pub use tracing::TracingSettings;
 pub use unpaced::{Unpaced, unpaced};

@@ -110,6 +110,11 @@ impl Holds {
         self.0.get(queue)
     }
 
+    /// The order that holds this throttle, if the throttle paces a queue.
+    pub fn of_throttle(&self, name: &str) -> Option<&Hold> {
+        self.0.values().find(|hold| matches!(&hold.what, Held::Throttle(throttle) if throttle == name))
+    }
+
     /// The names of the held queues.
     pub fn queues(&self) -> Vec<String> {
         self.0.keys().cloned().collect()

@@ -202,6 +202,11 @@ async fn an_entity_that_has_worked_since_its_failure_has_recovered() {
         hint = run(&hint, Verdict::Failed, now).await;
         let of = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<Vec<_>>();
         assert_eq!(told().await, (1, 0, of(&["a"]), 0, false));
+        // Neither a run that was put off nor one that was cut says that the entity works.
+        for verdict in [Verdict::Snoozed, Verdict::Cut, Verdict::Retried] {
+            hint = run(&hint, verdict, now + Duration::from_millis(500)).await;
+            assert_eq!(told().await, (1, 0, of(&["a"]), 0, false), "{verdict:?}");
+        }
         hint = run(&hint, Verdict::Done, now + Duration::from_secs(1)).await;
         assert_eq!(told().await, (1, 1, of(&[]), 1, true));
         // A failure of a part says nothing of the whole, and a part is never called recovered.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use roundelay_engine::holds::Holds;
 use roundelay_ledger::{ChainFilter, ChainOrder, Cursor};
 use roundelay_model::calendar::At;
 use roundelay_model::guard::IfRunning;
@@ -219,6 +220,14 @@ pub async fn act(
         return Err(Problem::unprocessable("filter.state: what is late is due already"));
     }
     let config = api.config();
+    // The ledger changes what is past the slack, and which of that is held follows from orders that its filter does not
+    // know.
+    let held = Holds::look(&config, api.ledger()).await?;
+    if state == Some(ChainState::Held) || (state == Some(ChainState::Late) && held.iter().next().is_some()) {
+        let words =
+            "filter.state: while something is held, late and held chains cannot be told apart here; filter by queue";
+        return Err(Problem::unprocessable(words));
+    }
     let sought = ChainSearch { kind, owner, queue, text, state };
     let which = sought.which(&config, api.ledger().now());
     let which = which

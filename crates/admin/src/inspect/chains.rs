@@ -167,7 +167,7 @@ pub enum State {
     /// The chains are due for longer than `catch_up.slack`, and no worker runs them; or they sleep for longer than
     /// their schedules can explain. Held chains are not late.
     Late,
-    /// The chains are due for longer than `catch_up.slack`, and an operator lets nothing of their queue start.
+    /// The chains are due, and an operator lets nothing of their queue start.
     Held,
     /// A worker runs the chains.
     Running,
@@ -185,7 +185,12 @@ impl ChainSearch {
             owner: said(&self.owner),
             like: said(&self.text).map(pattern),
             queue: said(&self.queue),
-            late_before: matches!(self.state, Some(State::Late | State::Held)).then(|| now - config.catch_up.slack),
+            late_before: match self.state {
+                Some(State::Late) => Some(now - config.catch_up.slack),
+                // What is due is held at once.
+                Some(State::Held) => Some(now),
+                _ => None,
+            },
             state: None,
         };
         let condition = match self.state {
@@ -228,7 +233,7 @@ pub async fn page(
     let filter = sought.filter(config, now);
     let Found { mut found, after: on, complete } = ledger.search(filter.clone(), after.clone(), limit, EFFORT).await?;
     let (mut more, mut complete) = (on, complete);
-    if sought.state == Some(State::Late) {
+    if matches!(sought.state, Some(State::Late | State::Held)) {
         let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
         let slept = overslept::look(ledger, queues, &schedules(config)).await?;
         let fitting = found.len() + slept.len();

@@ -114,10 +114,10 @@ pub fn next_retry_at(failure: &Failure, config: &Config) -> Option<Time> {
 pub fn then(failure: &Failure, config: &Config, now: Time) -> String {
     let Failure { kind, item, permanent, next_retry_at: next, fed, .. } = failure;
     if item.is_empty() {
-        return match (*permanent, failure.recovered) {
-            (true, _) => "unavailable".into(),
-            (false, true) => "has worked since".into(),
-            (false, false) => "its next tick tries again".into(),
+        return match (failure.recovered, *permanent) {
+            (true, _) => "has worked since".into(),
+            (false, true) => "unavailable".into(),
+            (false, false) => "kept".into(),
         };
     }
     match next_retry_at(failure, config) {

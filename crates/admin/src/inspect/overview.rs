@@ -261,11 +261,14 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
         }
     }
     for throttled in &facts.throttled {
-        if throttled.ordered {
-            say(Level::Held, "throttles", throttled.words.clone());
-        } else if let Some(words) = short_of(throttled, facts, config) {
+        // Each of the three may be there beside the others.
+        if let Some(hold) = facts.holds.of_throttle(&throttled.name) {
+            say(Level::Held, "throttles", hold.words(&facts.calendar));
+        }
+        if let Some(words) = short_of(throttled, facts, config) {
             say(Level::Warning, "throttles", words);
-        } else if throttled.in_the_way && facts.waiting.get(&throttled.name).copied().unwrap_or(0) > 0 {
+        }
+        if throttled.in_the_way && facts.waiting.get(&throttled.name).copied().unwrap_or(0) > 0 {
             say(Level::Warning, "throttles", throttled.words.clone());
         }
     }
@@ -291,7 +294,7 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
     }
     let failing = census.failures - census.recovered;
     if failing > 0 {
-        let words = count(failing, "one entity, or a part of one, fails now", "entities or parts of them fail now");
+        let words = count(failing, "one entity, or a part of one, is failing", "entities or parts of them are failing");
         say(Level::Warning, "failures", words);
     }
     let mut chains_that = |number: i64, level, state, words: String| {
@@ -341,8 +344,9 @@ pub fn needs(throttle: &str, census: &Census, config: &Config, (now, calendar): 
         }
     }
     let of_kind = |(kind, chains): (&str, i64)| {
-        let every = schedule_of_kind(config, kind)?.interval(now, calendar)?;
-        Some(Needs { kind: kind.to_owned(), chains: chains.unsigned_abs(), every })
+        let every = schedule_of_kind(config, kind)?.mean_interval(now, calendar)?;
+        let cost = config.kinds.get(kind)?.cost;
+        Some(Needs { kind: kind.to_owned(), chains: chains.unsigned_abs(), every, cost })
     };
     all.into_iter().filter_map(of_kind).collect()
 }
@@ -406,7 +410,7 @@ mod tests {
             [
                 "no worker runs, so nothing does",
                 "one chain is late; the longest since 1970-01-01T00:15:00.000Z, for 1m 40s",
-                "3 entities or parts of them fail now",
+                "3 entities or parts of them are failing",
             ]
         );
         let depth = |ready, consumers| Ok(Depth { ready, consumers });
@@ -419,7 +423,6 @@ mod tests {
             name: name.into(),
             words: words.into(),
             in_the_way: true,
-            ordered: false,
             limits: None,
         };
         all.throttled = vec![throttled("ios", "the throttle ios is used up"), throttled("idle", "held")];

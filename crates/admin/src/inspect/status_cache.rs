@@ -96,10 +96,8 @@ pub struct ThrottledNow {
     pub name: String,
     /// Why starts wait for it; empty if none does.
     pub words: String,
-    /// Something other than its limits is in the way: its upstream, or a breaker.
+    /// Its upstream or a breaker is in the way; or its limits, and it is not known how much is needed.
     pub in_the_way: bool,
-    /// An operator holds it.
-    pub ordered: bool,
     /// The limits in force, if they are for all workers and all jobs together.
     pub limits: Option<Arc<Limits>>,
 }
@@ -139,11 +137,11 @@ impl CheapFacts {
             let words = of.in_the_way(Some(count));
             ThrottledNow {
                 name: of.name.clone(),
-                // A limit that is merely used is what limits are for.
-                in_the_way: words.is_some() && !of.is_only_used(),
-                ordered: of.orders.held_until() > of.now,
+                // A limit that is merely used is what limits are for. Where it is not known what is needed, that chains
+                // wait is all that can be said.
+                in_the_way: words.is_some() && (of.is_in_trouble() || !of.is_countable()),
                 words: words.unwrap_or_default(),
-                limits: (of.settings.key.is_none() && of.is_counted_here()).then(|| of.limits.clone()),
+                limits: of.is_countable().then(|| of.limits.clone()),
             }
         });
         let throttled = throttled.collect();

@@ -34,7 +34,7 @@ pub struct ThrottleReport {
     pub in_the_way: Option<String>,
     /// That chains need more starts than the throttle allows, if they do, and how often each runs then.
     pub shortage: Option<String>,
-    /// Whether starts wait for the limits alone, and not for a hold, a breaker or an upstream's budget.
+    /// Whether nothing but the limits is in the way of starts: no hold, no breaker, no upstream's budget.
     pub only_used: bool,
     /// The queues that the throttle paces.
     pub queues: Vec<String>,
@@ -163,6 +163,7 @@ impl ThrottleReport {
     pub fn new(throttled: &Throttled, waiting: i64, config: &Config) -> Self {
         let Throttled { name, settings, limits, orders, keys, remembered, .. } = throttled;
         let hold = orders.hold.as_ref().filter(|hold| hold.until > throttled.now);
+        let only_used = !throttled.is_in_trouble() && hold.is_none();
         Self {
             name: name.clone(),
             scope: if throttled.is_counted_here() { "fleet" } else { "worker" },
@@ -184,7 +185,7 @@ impl ThrottleReport {
             waiting,
             in_the_way: throttled.in_the_way(Some(waiting)),
             shortage: None,
-            only_used: throttled.is_only_used(),
+            only_used,
             queues: queues_of(name, config),
             budget_headers: settings
                 .budget

@@ -159,6 +159,7 @@ async fn answer(api: &Api, query: &Query) -> anyhow::Result<Option<QueryAnswer>>
         }
         Query::Chains(show) => {
             let state = match show {
+                Show::Held => Some(Doing::Held),
                 Show::Paused => Some(Doing::Paused),
                 Show::Running => Some(Doing::Running),
                 Show::Late | Show::All => None,

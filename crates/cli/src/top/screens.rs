@@ -59,7 +59,7 @@ pub fn help(state: &State, paint: Paint) -> Vec<Line<'static>> {
         ("1-6, Tab", "screens: overview, queues, throttles, late chains, workers, log"),
         ("↑ ↓ k j", "choose a row, or scroll; PgUp PgDn Home End go farther"),
         ("Enter", "why the chosen chain does not run, and its last runs; Esc back"),
-        ("f", "other chains (late, paused, running, all), or runs by outcome"),
+        ("f", "other chains (late, held, paused, running, all), or runs by outcome"),
         ("Space", "stops the log, and lets it go on"),
         ("p r", "pause and resume the chosen queue or chain"),
         ("h r", "hold and release the chosen throttle"),
@@ -503,6 +503,7 @@ impl View<'_> {
         };
         let which = match self.state.show {
             Show::Late => "late and quarantined chains, those that wait longest first",
+            Show::Held => "held chains, by name",
             Show::Paused => "paused chains, by name",
             Show::Running => "running chains, by name",
             Show::All => "all chains, by name",

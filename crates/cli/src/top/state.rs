@@ -104,6 +104,8 @@ impl Screen {
 pub enum Show {
     /// Overdue and quarantined chains; those that wait longest first.
     Late,
+    /// Chains that are due on queues of which operators let nothing start.
+    Held,
     /// Chains that an operator has paused.
     Paused,
     /// Chains that run.
@@ -115,7 +117,8 @@ pub enum Show {
 impl Show {
     const fn next(self) -> Self {
         match self {
-            Self::Late => Self::Paused,
+            Self::Late => Self::Held,
+            Self::Held => Self::Paused,
             Self::Paused => Self::Running,
             Self::Running => Self::All,
             Self::All => Self::Late,

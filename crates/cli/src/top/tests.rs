@@ -135,7 +135,6 @@ fn facts() -> Facts {
             name: "ios".into(),
             words: "the throttle ios lets one start at a time try: the next slot opens in less than 1s, 2 wait".into(),
             in_the_way: true,
-            ordered: false,
             limits: None,
         }],
         ledger_why: None,
@@ -484,7 +483,7 @@ fn a_table_of_keys() {
         (
             '4',
             vec![key('f'), key('f')],
-            vec![Effect::Ask(Query::Chains(Show::Paused)), Effect::Ask(Query::Chains(Show::Running))],
+            vec![Effect::Ask(Query::Chains(Show::Held)), Effect::Ask(Query::Chains(Show::Paused))],
         ),
         ('6', vec![Key::Enter], vec![Effect::Ask(chain())]),
         ('6', vec![key(' '), key(' ')], vec![Effect::Ask(Query::Nothing), Effect::Ask(Query::Runs(None))]),
@@ -543,7 +542,7 @@ fn an_answer_to_an_earlier_question_is_not_shown() {
     let (state, _) =
         step(state, 1, Input::QueryAnswer(Query::Chains(Show::Late), Ok(QueryAnswer::Chains(late(), false))));
     assert!(screen(&state).contains("The chains are being asked for."), "{}", screen(&state));
-    let (state, _) = step(state, 1, Input::QueryAnswer(Query::Chains(Show::Paused), Err("the ledger is away".into())));
+    let (state, _) = step(state, 1, Input::QueryAnswer(Query::Chains(Show::Held), Err("the ledger is away".into())));
     let words = "nothing is known yet: this screen cannot be asked for since 03:12:45 (0s ago):";
     assert!(screen(&state).contains(words), "{}", screen(&state));
 }
@@ -754,7 +753,7 @@ const HELP: &str = r#"
  1-6, Tab    screens: overview, queues, throttles, late chains, workers, log
  ↑ ↓ k j     choose a row, or scroll; PgUp PgDn Home End go farther
  Enter       why the chosen chain does not run, and its last runs; Esc back
- f           other chains (late, paused, running, all), or runs by outcome
+ f           other chains (late, held, paused, running, all), or runs by outcome
  Space       stops the log, and lets it go on
  p r         pause and resume the chosen queue or chain
  h r         hold and release the chosen throttle

@@ -156,10 +156,16 @@ impl Throttled {
         Some(format!("{what} is used up ({}){gently}: {next}", used.join(", ")))
     }
 
-    /// Whether nothing is in its way but its own limits: neither a hold, nor a breaker, nor an upstream's budget.
-    pub fn is_only_used(&self) -> bool {
-        let ordered = self.orders.held_until() > self.now;
-        !ordered && self.keys.iter().all(|(_, view)| view.held.is_none() && !view.tripped && view.budget.is_none())
+    /// Whether its upstream holds it or is short of budget, or a breaker has tripped: neither an operator's order nor its
+    /// own limits.
+    pub fn is_in_trouble(&self) -> bool {
+        let of_upstream = |view: &View| view.held.as_ref().is_some_and(|held| held.by.is_none());
+        self.keys.iter().any(|(_, view)| of_upstream(view) || view.tripped || view.budget.is_some())
+    }
+
+    /// Whether one limit holds for all its jobs, on all workers: what chains need can then be compared with it.
+    pub fn is_countable(&self) -> bool {
+        self.settings.key.is_none() && self.is_counted_here()
     }
 
     /// How far away a time is, in words.

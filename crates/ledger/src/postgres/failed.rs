@@ -18,11 +18,15 @@ use crate::error::LedgerError;
 use crate::failed::{DueItem, FailureCursor, FailureFilter, Failures, Hold, Plan, PlannedItem};
 use crate::look::sql_like;
 
-/// Whether the whole of the entity of a failure `f` has worked since: a run has ended later, and no retry of it waits.
+/// Whether the whole of the entity of a failure `f` has worked since: of its chain's last two attempts, one of which may
+/// run, one was done later.
 macro_rules! recovered {
     () => {
-        "f.item = '' AND EXISTS (SELECT FROM chains c WHERE c.kind = f.kind AND c.key = f.key AND NOT c.once
-                                                      AND c.parent = 0 AND c.attempt = 1 AND c.last_finish > f.last_at)"
+        "f.item = '' AND EXISTS (
+             SELECT FROM chains c JOIN attempts a
+                 ON a.fence = ANY (ARRAY[c.fence, (SELECT p.previous FROM attempts p WHERE p.fence = c.fence)])
+             WHERE c.kind = f.kind AND c.key = f.key AND NOT c.once AND c.parent = 0
+               AND a.epoch = c.epoch AND a.verdict = 'done' AND a.finished > f.last_at)"
     };
 }
 

@@ -12,8 +12,10 @@ pub struct Needs {
     pub kind: String,
     /// How many chains.
     pub chains: u64,
-    /// From one tick of a chain to the next.
+    /// From one tick of a chain to the next, in the mean.
     pub every: Duration,
+    /// For how many starts one run counts.
+    pub cost: u32,
 }
 
 /// More starts are needed than a throttle allows.
@@ -28,7 +30,7 @@ pub struct Shortage {
 /// What is short where these chains share these limits: nothing if all can keep their schedules. Retries and one-off
 /// jobs come on top and are not counted.
 pub fn shortage(needs: &[Needs], limits: &Limits) -> Option<Shortage> {
-    let of = |needs: &Needs| needs.chains as f64 / needs.every.as_secs_f64().max(0.001);
+    let of = |needs: &Needs| needs.chains as f64 * f64::from(needs.cost) / needs.every.as_secs_f64().max(0.001);
     let (needed, allowed) = (needs.iter().map(of).sum::<f64>(), limits.rate());
     (needed > allowed * 1.001).then_some(Shortage { needed, allowed })
 }
@@ -50,7 +52,7 @@ impl Shortage {
                     ),
                 )
             }
-            _ => ("need", format!("each runs {stretch:.1} times as seldom as its schedule says")),
+            _ => ("need", format!("each runs {stretch:.1} times less often than its schedule says")),
         };
         let [needed, allowed] = [self.needed, self.allowed].map(per);
         format!("{} {verb} {needed}, and the throttle {throttle} allows {allowed}: {then}", kinds.join(", "))
@@ -78,7 +80,7 @@ mod tests {
     }
 
     fn needs(kind: &str, chains: u64, secs: u64) -> Needs {
-        Needs { kind: kind.into(), chains, every: Duration::from_secs(secs) }
+        Needs { kind: kind.into(), chains, every: Duration::from_secs(secs), cost: 1 }
     }
 
     #[test]
@@ -94,11 +96,18 @@ mod tests {
                 ),
             ),
             (
+                vec![Needs { cost: 8, ..needs("heavy", 10, 60) }],
+                limits(30, 60),
+                Some(
+                    "heavy needs 80/min, and the throttle stock allows 30/min: each runs about every 160s, not every 60s",
+                ),
+            ),
+            (
                 vec![needs("a", 10, 10), needs("b", 5, 10)],
                 limits(1, 1),
                 Some(
-                    "a, b need 90/min, and the throttle stock allows 60/min: each runs 1.5 times as seldom as its \
-                     schedule says",
+                    "a, b need 90/min, and the throttle stock allows 60/min: each runs 1.5 times less often than \
+                     its schedule says",
                 ),
             ),
         ];

@@ -211,6 +211,22 @@ impl Schedule {
         }
     }
 
+    /// How long from one occurrence to the next in the mean: of the calendar's next week, or of its next 200 occurrences.
+    pub fn mean_interval(&self, now: Time, calendar: &Calendar) -> Option<Duration> {
+        const WEEK: Duration = Duration::from_secs(7 * 86_400);
+        const MANY: u32 = 200;
+        let Rhythm::Cron(cron) = &self.rhythm else { return self.interval(now, calendar) };
+        let first = cron.after(self.wall(now, calendar))?;
+        let (mut last, mut count) = (first, 0);
+        while count < MANY
+            && last.since(first) < WEEK
+            && let Some(next) = cron.after(last)
+        {
+            (last, count) = (next, count + 1);
+        }
+        (count > 0).then(|| last.since(first) / count)
+    }
+
     /// The first occurrence of a chain that begins at `now`. `offset` is its place among those that
     /// begin with it, for rhythms that have no place of their own.
     pub fn first(&self, now: Time, offset: Duration, setting: Setting<'_>) -> Option<Occurrence> {

@@ -68,7 +68,7 @@ function parse(hash) {
 function sift(query, known) {
   if (!known) return [];
   const strange = Object.entries(query).filter(([name, value]) => {
-    const values = known[name];
+    const values = Object.hasOwn(known, name) ? known[name] : undefined;
     return name !== "after" && (values === undefined || (values !== null && !values.includes(value)));
   });
   strange.forEach(([name]) => delete query[name]);
@@ -227,7 +227,7 @@ function body(screen) {
   if (!shown) return old || h("p", { class: "empty" }, "Asking…");
   try {
     const ignored = visit.ignored.length > 0 && notice("warning",
-      "This filter of the address is not known here, and was left out: ", text(visit.ignored.join(", "), 200));
+      "Not known here, and left out of the filter: ", text(visit.ignored.join(", "), 200));
     return [ignored, old, screen.view(visit.ctx)];
   } catch (error) {
     console.error(error);

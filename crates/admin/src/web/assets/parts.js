@@ -238,7 +238,11 @@ let known = { at: 0, names: null };
 /** The names of kinds and queues, to choose from in filters. Asked for once in a while. */
 export async function names(ctx) {
   if (!known.names || Date.now() - known.at > NAMES_MS) {
-    const { queues } = await ctx.get("queues");
+    // They help typing: what is looked for is found without them.
+    const { queues } = await ctx.get("queues").catch((error) => {
+      if (error.name === "AbortError") throw error;
+      return { queues: [] };
+    });
     const kinds = [...new Set(queues.flatMap(({ kinds: of }) => Object.keys(of)))].sort();
     known = { at: Date.now(), names: { kind: kinds, queue: queues.filter(({ own }) => !own).map(({ queue }) => queue) } };
   }

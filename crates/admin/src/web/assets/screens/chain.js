@@ -78,7 +78,8 @@ function upcoming(told) {
   const next = {
     sleeps: [at(told.due), h("span", { class: "dim" }, " ", ago(told.due), tick)],
     runs: ["now", h("span", { class: "dim" }, tick)],
-    held: ["when it is let go on", h("span", { class: "dim" }, tick)],
+    gathers: ["when its batch has ended", h("span", { class: "dim" }, tick)],
+    held: ["when the hold ends", h("span", { class: "dim" }, tick)],
   }[told.doing] ?? ["as soon as it can start", h("span", { class: "dim" }, tick)];
   const later = told.next.filter((time) => instant(time) > now());
   return h("ol", { class: "next" }, h("li", { key: "next" }, next),

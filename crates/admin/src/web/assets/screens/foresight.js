@@ -38,8 +38,14 @@ export const foresight = {
   },
 };
 
+// More than this is refused.
+const MOST_CHAINS = 100_000;
+
 function form(ctx, { toml, kinds }, { queues }) {
-  const chains = (kind) => queues.reduce((sum, queue) => sum + (queue.kinds[kind] ?? 0), 0);
+  const of = (kind) => queues.reduce((sum, queue) => sum + (queue.kinds[kind] ?? 0), 0);
+  const all = kinds.reduce((sum, { kind }) => sum + of(kind), 0);
+  const scale = Math.min(1, MOST_CHAINS / Math.max(1, all));
+  const chains = (kind) => Math.floor(of(kind) * scale);
   return h("form", { class: "simulate", onsubmit: (event) => { event.preventDefault(); begin(ctx, event.currentTarget, toml); } },
     h("label", { class: "field" },
       h("span", null, "Configuration ", h("span", { class: "dim" }, "as it is in use, without secrets and comments")),
@@ -48,7 +54,8 @@ function form(ctx, { toml, kinds }, { queues }) {
       h("label", { class: "field" }, h("span", null, "For"), h("select", { name: "for", value: "24h" }, LENGTHS.map(([value, words]) => h("option", { value }, words)))),
       h("label", { class: "field" }, h("span", null, "Workers"), h("input", { name: "workers", type: "number", min: "1", max: "100", step: "1", required: true, value: "1" }))),
     kinds.length > 0 && h("fieldset", null, h("legend", null, "Chains of each kind"),
-      h("p", { class: "hint" }, "As many as there are now. Empty: as the kind’s model says, or one."),
+      h("p", { class: "hint" }, scale < 1 ? `One in ${count(Math.ceil(1 / scale))} of those that there are, since at most ${count(MOST_CHAINS)} can be simulated: make limits as much lower. Empty: as the kind’s model says, or one.`
+        : "As many as there are now. Empty: as the kind’s model says, or one."),
       h("div", { class: "inline" }, kinds.map(({ kind, schedule }) => h("label", { class: "field", key: kind },
         h("span", null, text(kind, 60), schedule && h("span", { class: "dim" }, " ", text(schedule, 60))),
         h("input", { type: "number", min: "0", step: "1", "data-kind": kind, value: chains(kind) > 0 ? String(chains(kind)) : "" }))))),
@@ -61,7 +68,9 @@ async function begin(ctx, filled, running) {
   const edited = filled.elements.toml.value;
   const chains = {};
   for (const input of filled.querySelectorAll("[data-kind]")) {
-    if (input.value !== "") chains[input.dataset.kind] = Number(input.value);
+    // A kind that was taken out of the configuration has none.
+    const there = edited === running || edited.includes(`kinds.${input.dataset.kind}`) || edited.includes(`kinds."${input.dataset.kind}"`);
+    if (input.value !== "" && there) chains[input.dataset.kind] = Number(input.value);
   }
   const asked = order("POST", "simulations", {
     // The masked text would not be the same configuration: what is not edited is taken where it is.

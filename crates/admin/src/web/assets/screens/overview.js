@@ -33,8 +33,8 @@ export const overview = {
           note: chains.gathering ? plural(chains.gathering, "batch gathers", "batches gather") : "now" }),
         tile("Late", count(chains.overdue), { shape: "late", tone: chains.overdue > 0 ? "bad" : null,
           href: to("chains", [], { state: "late" }), note: chains.overdue > 0 ? "due, and do not start" : "none" }),
-        tile("Held by you", count(chains.held + chains.paused), { shape: "held", href: to("chains", [], { state: chains.held > 0 ? "held" : "paused" }),
-          note: chains.paused > 0 ? `${count(chains.paused)} paused one by one` : chains.held > 0 ? "until you let them go on" : "nothing" }),
+        tile("Held", count(chains.held + chains.paused), { shape: "held", href: to("chains", [], { state: chains.held > 0 ? "held" : "paused" }),
+          note: chains.paused > 0 ? `${count(chains.paused)} paused one by one` : chains.held > 0 ? "by operators" : "nothing" }),
         tile("Failing", count(failing), { shape: "failed", tone: failing > 0 ? "warn" : null,
           href: to("failures", [], { recovered: "false" }), note: told.recovered > 0 ? `${count(told.recovered)} recovered` : "now" })),
       h("div", { class: "columns" },
@@ -56,6 +56,7 @@ export const overview = {
             `${count(workers.working)} working`,
             workers.draining > 0 && `, ${count(workers.draining)} draining`,
             workers.silent > 0 && `, ${count(workers.silent)} silent`].filter(Boolean))],
+          chains.unsent > 0 && ["Unsent", `${plural(chains.unsent, "chain")} with a message that the broker has not confirmed`],
           told.broker_why && ["Broker", h("span", { class: "bad" }, text(told.broker_why))])),
         section("Set aside", facts(
           ["Paused", link(to("chains", [], { state: "paused" }), plural(chains.paused, "chain"))],
@@ -81,7 +82,7 @@ function troubles({ troubles: told }) {
     told.length > held.length && h("h2", null, "What is wrong"),
     told.length > held.length && h("ul", null, told.filter(({ level }) => level !== "held").map(line)),
     told.length === held.length && notice("done", "Nothing is wrong."),
-    held.length > 0 && [h("h2", null, "Held by you"), h("ul", null, held.map(line))]);
+    held.length > 0 && [h("h2", null, "Held by operators"), h("ul", null, held.map(line))]);
 }
 
 const LEVELS = { error: ["bad", "Error: "], warning: ["warn", "Warning: "], held: ["calm", "Held: "] };
