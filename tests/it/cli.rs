@@ -729,6 +729,6 @@ handler.exec.argv = ["/nowhere/pull.sh"]
     assert!(told[0].starts_with("note    program of pull: "), "{told:?}");
     assert_eq!(
         told[1],
-        "note    pull needs 60/min, and the throttle stock allows 30/min: each runs about every 120s, not every 60s"
+        "note    pull needs 60/min, and the throttle stock allows 30/min: each runs about every 2m, not every 60s"
     );
 }

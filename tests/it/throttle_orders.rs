@@ -80,8 +80,8 @@ handler.exec = {{ argv = ["/bin/sh", "-c", "echo $ROUNDELAY_KEY >> {}"], env = {
         ok("throttle hold", &config, &hold).await;
         ok("advance", &config, &["sync", "a"]).await;
         let told_of = async |words: &str| why(&config, "a").await.contains(words);
-        until("it says so", async || told_of("the throttle upstream is held until ").await).await;
-        assert!(told_of("): they are down (by order of ann)").await);
+        until("it says so", async || told_of("the throttle upstream is held by ann since ").await).await;
+        assert!(told_of(": they are down (`roundelay throttle release upstream` lets it go on)").await);
         until("a worker wants a slot for it", async || state().await["waits"] == json!(["work"])).await;
         assert_eq!(runs(&ground, "a"), 1);
         let released = ok("throttle release", &config, &["upstream"]).await;

@@ -178,7 +178,7 @@ async fn everything_is_shown_and_steered(ground: Ground) {
     terminal.shows(&["[4 Late]", "longest first"]).await;
     // Held chains come after those that are late.
     terminal.press(&["f"]);
-    terminal.shows(&["held chains", "sync b", "HELD"]).await;
+    terminal.shows(&["held chains, by name: 1", "sync", "held"]).await;
     terminal.press(&["Enter"]);
     terminal.shows(&["sync b", "the queue work is held by ann@", "they are down"]).await;
     terminal.press(&["Escape"]);

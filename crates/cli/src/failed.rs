@@ -275,7 +275,7 @@ impl Retry {
             by: &by,
             command: "failed retry",
             target: target(&filter),
-            detail: json!({ "parts": matching.parts }),
+            detail: detail(&filter, matching.parts),
         };
         let retried = audited(&*ledger, order, failed::retry(&config, &*ledger, filter, matching)).await?;
         drop(waits);
@@ -298,12 +298,20 @@ impl Forget {
         }
         let waits = waiting(&format!("forgetting {failures}"));
         let by = current_user();
-        let order =
-            Order { by: &by, command: "failed drop", target: target(&filter), detail: json!({ "failures": count }) };
+        let order = Order { by: &by, command: "failed drop", target: target(&filter), detail: detail(&filter, count) };
         let dropped = audited(&*ledger, order, failed::drop(&*ledger, filter)).await?;
         drop(waits);
         screen::told(json, &json!({ "dropped": dropped.0 }), dropped)
     }
+}
+
+/// Which failures an order is about, and how many there are, for the audit.
+fn detail(filter: &FailureFilter, count: u64) -> Value {
+    let FailureFilter { kind, like, owner, item, code, permanent, recovered, .. } = filter;
+    json!({
+        "count": count, "kind": kind, "key": like, "owner": owner, "item": item, "code": code, "permanent": permanent,
+        "recovered": recovered,
+    })
 }
 
 /// What an order for failures is about, for the audit.

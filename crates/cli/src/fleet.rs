@@ -15,7 +15,7 @@ use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrders, host};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::audited::{Order, audited};
 use super::progress::waiting;
@@ -165,12 +165,12 @@ impl OrderArgs {
     /// Gives an order, and prints its result.
     async fn order(
         self,
-        (command, target, why): (&str, &str, Option<&str>),
+        (command, target, detail): (&str, &str, Value),
         give: impl AsyncFnOnce(&Operator<'_>) -> operate::Result<Ordered<FleetOrders>>,
     ) -> anyhow::Result<()> {
         let config = self.config.load()?;
         let ledger = ledger(&config).await?;
-        let order = Order { by: &self.by, command, target: target.to_owned(), detail: json!({ "why": why }) };
+        let order = Order { by: &self.by, command, target: target.to_owned(), detail };
         let operator = Operator { config: Arc::new(config), ledger: &*ledger, by: self.by.clone() };
         let ordered = audited(&*ledger, order, give(&operator)).await?;
         if self.json {
@@ -186,16 +186,16 @@ impl Queue {
         match self.word {
             QueueWord::List(list) => list.run().await,
             QueueWord::Pause(PauseQueue { queue, why, said }) => {
-                let about = ("queue pause", queue.as_str(), Some(why.as_str()));
+                let about = ("queue pause", queue.as_str(), json!({ "why": why }));
                 said.order(about, async |operator| queue::pause(operator, &queue, &why).await).await
             }
             QueueWord::Resume(ResumeQueue { queue, said }) => {
-                let about = ("queue resume", queue.as_str(), None);
+                let about = ("queue resume", queue.as_str(), json!({}));
                 said.order(about, async |operator| queue::resume(operator, &queue).await).await
             }
             QueueWord::Concurrency(Concurrency { queue, places, said }) => {
                 let places = places.map(usize::from);
-                let about = ("queue concurrency", queue.as_str(), None);
+                let about = ("queue concurrency", queue.as_str(), json!({ "concurrency": places }));
                 said.order(about, async |operator| queue::concurrency(operator, &queue, places).await).await
             }
         }
@@ -284,13 +284,13 @@ impl Workers {
                 let drain = async |operator: &Operator<'_>| {
                     worker::drain(operator, &worker::named(operator.ledger, &worker).await?, &why).await
                 };
-                said.order(("workers drain", &worker, Some(&why)), drain).await
+                said.order(("workers drain", &worker, json!({ "why": why })), drain).await
             }
             WorkersWord::Resume(ResumeWorker { worker, said }) => {
                 let resume = async |operator: &Operator<'_>| {
                     worker::resume(operator, &worker::named(operator.ledger, &worker).await?).await
                 };
-                said.order(("workers resume", &worker, None), resume).await
+                said.order(("workers resume", &worker, json!({})), resume).await
             }
         }
     }

@@ -241,7 +241,9 @@ impl Run {
         let asked = RunNow { queue, priority, if_running, force };
         let by = current_user();
         // Payloads may be confidential.
-        let detail = json!({ "queue": asked.queue, "force": force, "payload": payload.is_some() });
+        let detail = json!({
+            "queue": asked.queue, "priority": asked.priority, "force": force, "payload": payload.is_some(),
+        });
         let order = Order { by: &by, command: "run", target: format!("{kind} {key}"), detail };
         let run = chain::run(&config, &connections, (&kind, &key), payload.as_ref(), &asked);
         let runs = audited(&*connections.ledger, order, run).await;
