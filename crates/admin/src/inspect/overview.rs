@@ -311,13 +311,23 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
         chains.overdue,
         Level::Error,
         "late",
-        format!("{} late{oldest}", count(chains.overdue, "one chain is", "chains are")),
+        format!("{} late, on {}{oldest}", count(chains.overdue, "one chain is", "chains are"), late_on(census, config)),
     );
     let words = "an older copy of the ledger was restored; `roundelay recover` lets them go on";
     let quarantined = count(chains.quarantined, "one chain is", "chains are");
     chains_that(chains.quarantined, Level::Error, "quarantined", format!("{quarantined} quarantined: {words}"));
     all.sort_by_key(|trouble| trouble.level);
     all
+}
+
+/// The queues with late chains, those with the most first.
+fn late_on(census: &Census, config: &Config) -> String {
+    let chores = config.topology().names.chores();
+    let mut late: Vec<_> = census.queues.iter().filter(|of| of.overdue > 0 && of.queue != chores).collect();
+    late.sort_by_key(|of| std::cmp::Reverse(of.overdue));
+    let names: Vec<&str> = late.iter().take(3).map(|of| of.queue.as_str()).collect();
+    let more = if late.len() > 3 { format!(" and {} more", late.len() - 3) } else { String::new() };
+    format!("{}{more}", names.join(", "))
 }
 
 /// How many chains wait because a queue is held.
@@ -409,7 +419,7 @@ mod tests {
             told(&all),
             [
                 "no worker runs, so nothing does",
-                "one chain is late; the longest since 1970-01-01T00:15:00.000Z, for 1m 40s",
+                "one chain is late, on work; the longest since 1970-01-01T00:15:00.000Z, for 1m 40s",
                 "3 entities or parts of them are failing",
             ]
         );

@@ -575,8 +575,8 @@ const OVERVIEW: &str = r#"
 
  What is wrong
  ERROR    no worker consumes the queue sync-ios, where 40 chains are due
- ERROR    12 chains are late; the longest since 2026-03-01T03:10:00.000Z, for 2m
-          44s
+ ERROR    12 chains are late, on sync-ios; the longest since
+          2026-03-01T03:10:00.000Z, for 2m 44s
  warning  one worker has said nothing for 30 s: dead, frozen, or cut off
  warning  the throttle ios lets one start at a time try: the next slot opens in
           less than 1s, 2 wait

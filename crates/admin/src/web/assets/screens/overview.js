@@ -28,7 +28,7 @@ export const overview = {
       h("section", { class: "tiles", "aria-label": "Chains by what they do" },
         tile("Sleeping", count(chains.sleeping), { shape: "sleeps", href: to("ladder"), note: `of ${count(chains.total)}` }),
         tile("Due", count(chains.due), { shape: "due", href: to("queues"), note: told.oldest_due ? ["oldest ", ago(told.oldest_due)] : "none waits" }),
-        tile("Waiting for a slot", count(told.waiting_for_slot), { shape: "held", href: to("throttles"), note: "of a throttle" }),
+        tile("For a slot", count(told.waiting_for_slot), { shape: "held", href: to("throttles"), note: "of a throttle, they wait" }),
         tile("Running", count(chains.running), { shape: "runs", href: to("chains", [], { state: "running" }),
           note: chains.gathering ? plural(chains.gathering, "batch gathers", "batches gather") : "now" }),
         tile("Late", count(chains.overdue), { shape: "late", tone: chains.overdue > 0 ? "bad" : null,
