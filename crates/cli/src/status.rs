@@ -209,7 +209,9 @@ impl Report {
         for (throttled, words, short) in &self.throttles.0 {
             match words {
                 Some(words) if throttled.is_in_trouble() => notable(words),
-                // A limit that is used is what limits are for, and a hold is told above.
+                // An operator's hold is told above.
+                Some(_) if self.holds.of_throttle(&throttled.name).is_some() => {}
+                // A limit that is used is what limits are for.
                 Some(words) => out!("{words}"),
                 None => {}
             }

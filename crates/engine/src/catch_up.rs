@@ -21,7 +21,7 @@ use roundelay_broker::{Depth, PublishError};
 use roundelay_config::CatchUpSettings;
 use roundelay_ledger::{ClaimId, Hint, Holder, LedgerError, LookAgain, OrphanFilter, Overdue, QueueCensus};
 use roundelay_model::clock::Time;
-use roundelay_model::ids::Epoch;
+use roundelay_model::ids::{Epoch, TickNo};
 use roundelay_model::job::Envelope;
 use roundelay_model::schedule::spread;
 use tokio::sync::SetOnce;
@@ -405,10 +405,10 @@ async fn send_planned(
         let wanted = plans.iter().any(|plan| matches!(plan, Plan::Send { .. }));
         return Ok(Sent::NothingMine { wanted });
     }
-    // Where no worker ran yet, nothing was sent and nothing is wrong.
-    let first = overdue.iter().all(|chain| !chain.sent && chain.looks == 0);
+    // Where none of them has run yet, as after `enroll`, nothing is wrong.
+    let first = overdue.iter().all(|chain| chain.hint.tick == TickNo(1) && chain.hint.attempt == 1);
     let cause = match first {
-        true => format!("chains of the queue {queue} that are due and were never sent; their messages are sent"),
+        true => format!("chains of the queue {queue} that are due for the first time; their messages are sent"),
         false => format!("chains of the queue {queue} that are overdue; their messages are sent again"),
     };
     if needs.observing.telemetry.notices.begins_with(&cause, sends.len()) {
@@ -653,7 +653,7 @@ async fn take_up_jobs(needs: &Needs, up_to: &mut i64) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use roundelay_model::ids::{Fence, TickNo};
+    use roundelay_model::ids::Fence;
 
     const fn at(secs: i64) -> Time {
         Time::from_millis(secs * 1_000)
