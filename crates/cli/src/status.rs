@@ -76,8 +76,8 @@ impl Status {
             Stuck { chain, since: Some(since), why }
         });
         let stuck = stuck.chain(slept).collect();
-        let nobody = !ledger.workers().await?.iter().any(|worker| !worker.is_silent(now));
-        let report = Report { now, calendar, census, holds, nobody, stuck, throttles, failures, broker };
+        let without_worker = !ledger.workers().await?.iter().any(|worker| !worker.is_silent(now));
+        let report = Report { now, calendar, census, holds, without_worker, stuck, throttles, failures, broker };
         if self.json {
             return screen::json(&report.json(&config));
         }
@@ -155,8 +155,8 @@ struct Report {
     calendar: Arc<Calendar>,
     census: Census,
     holds: Holds,
-    /// No worker is heard of.
-    nobody: bool,
+    /// No worker has reported lately.
+    without_worker: bool,
     stuck: Vec<Stuck>,
     throttles: Throttles,
     failures: Vec<Failure>,
@@ -197,7 +197,7 @@ impl Report {
     fn print(&self, config: &Config) {
         let chores = config.topology().names.chores();
         self.print_queues(&chores);
-        if self.nobody && !self.census.queues.is_empty() {
+        if self.without_worker && !self.census.queues.is_empty() {
             screen::tinted(Tint::Wrong, format_args!("no worker runs, so nothing does: `roundelay worker` starts one"));
         }
         for queue in self.census.queues.iter().filter(|queue| queue.held > 0) {

@@ -128,7 +128,7 @@ pub async fn look(
 }
 
 /// Counts the ledger's chains, these among those that are overdue, and those that operators hold apart. Answers with
-/// those of queues that nobody holds.
+/// those of queues that no operator holds.
 ///
 /// # Errors
 /// When the ledger cannot be read.

@@ -77,7 +77,7 @@ impl Census {
         (queue.held, queue.overdue, queue.overslept) = (queue.due, 0, 0);
     }
 
-    /// When the longest due chain was due, of those that nothing holds.
+    /// When the longest due chain was due, on queues that no operator holds.
     pub fn oldest_due(&self) -> Option<Time> {
         self.queues.iter().filter(|queue| queue.held == 0).filter_map(|queue| queue.oldest_due).min()
     }

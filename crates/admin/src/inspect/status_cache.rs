@@ -135,11 +135,12 @@ impl CheapFacts {
         let throttled = throttled.iter().map(|of| {
             let count = waiting.get(&of.name).copied().unwrap_or(0);
             let words = of.in_the_way(Some(count));
+            let ordered = of.orders.held_until() > of.now;
             ThrottledNow {
                 name: of.name.clone(),
-                // A limit that is merely used is what limits are for. Where it is not known what is needed, that chains
-                // wait is all that can be said.
-                in_the_way: words.is_some() && (of.is_in_trouble() || !of.is_countable()),
+                // A limit in use is no trouble. Where the need of the chains is not known, a wait for the limit is told; an
+                // operator's hold is told apart.
+                in_the_way: words.is_some() && (of.is_in_trouble() || (!of.is_countable() && !ordered)),
                 words: words.unwrap_or_default(),
                 limits: of.is_countable().then(|| of.limits.clone()),
             }
