@@ -385,6 +385,7 @@ mod run {
             guard: Guard::default(),
             recurs: true,
             prepared: 0,
+            ahead: Duration::ZERO,
         };
         let Claim::Granted(grant) = ledger.claim(claim).await.unwrap() else { panic!("not granted") };
         let finish = FinishRequest {

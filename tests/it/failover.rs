@@ -150,6 +150,7 @@ async fn claimed(ledger: &Arc<PostgresLedger>, key: &str) -> JoinHandle<Result<C
         guard: Guard::default(),
         recurs: true,
         prepared: 2,
+        ahead: Duration::ZERO,
     };
     let ledger = ledger.clone();
     tokio::spawn(async move { ledger.claim(request).await })

@@ -61,6 +61,7 @@ fn ask(hint: &Hint, worker: &str) -> ClaimRequest {
         guard: Guard::default(),
         recurs: true,
         prepared: 2,
+        ahead: Duration::ZERO,
     }
 }
 

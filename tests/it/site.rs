@@ -84,6 +84,7 @@ fn claim(enrolled: &Enrolled, session: i64) -> ClaimRequest {
         guard: roundelay::guard::Guard::default(),
         recurs: true,
         prepared: 2,
+        ahead: Duration::ZERO,
     }
 }
 

@@ -19,6 +19,7 @@ use crate::builder::Engine;
 use crate::catalog::Catalog;
 use crate::catalog::shared;
 use crate::chores::Chores;
+use crate::claim_time::ClaimTime;
 use crate::concurrency::ConcurrencyLimit;
 use crate::connections::Connections;
 use crate::core::Core;
@@ -209,6 +210,7 @@ impl Engine {
             throttles,
             catch_up: self.config.catch_up.clone(),
             in_hand: Arc::default(),
+            claim_time: ClaimTime::default(),
             vitals,
             left: Arc::default(),
             suspects: Arc::default(),

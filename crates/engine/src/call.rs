@@ -50,8 +50,6 @@ impl Handled {
 pub(super) struct Pace {
     /// When it was due.
     pub due: Time,
-    /// When it was claimed.
-    pub at: Time,
     /// When it ends, unless it has to wait for a slot first.
     pub deadline: Time,
     /// How long it may take.
@@ -88,7 +86,7 @@ impl Core {
     /// Runs the handler until its deadline and the grace after it; whatever goes wrong in it becomes an
     /// outcome.
     pub(super) async fn call(&self, queue: &QueueRun, call: Call, reports: Arc<dyn Reports>, trace: &Run) -> Handled {
-        let Call { mut job, pace: Pace { due, at, mut deadline, longest, by }, permit } = call;
+        let Call { mut job, pace: Pace { due, mut deadline, longest, by }, permit } = call;
         let Some(handler) = self.catalog.handlers.get(&job.kind) else {
             let reason = format!("this worker has no handler for {}", job.kind);
             return Handled::without_call(Outcome::retry(Reason::new(Class::NoHandler, reason)));
@@ -113,8 +111,9 @@ impl Core {
         let upstream = RunUpstream::new(self.throttles.clone(), own, want, self.throttles.keys_of(&job));
         let patience = deadline.since(self.ledger.now()) + job.grace;
         let kind = self.catalog.kind(&job.kind);
+        let late = self.ledger.now().since(due);
         let (_running, figures, since) =
-            (queue.figures.started(at.since(due)), self.observing.figures(&job.kind), Instant::now());
+            (queue.figures.started(late), self.observing.figures(&job.kind), Instant::now());
         let (span, handling) = (trace.handler(), trace.begin());
         let context = Context::new(reports).started(upstream.clone(), span.clone());
         let outcome = self.outcome_within(patience, handler.run(job, context)).await;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use roundelay_broker::Delivery;
 use roundelay_ledger::{Claim, ClaimRequest, Hint, LedgerError};
 use roundelay_model::deaths;
+use tokio::time::Instant;
 
 use crate::core::Core;
 use crate::in_hand::InHand;
@@ -70,7 +71,11 @@ impl Core {
                 let session = term.session();
                 let request = ClaimRequest { session, again: again_alone, prepared, ..request.clone() };
                 again = true;
+                let asked = Instant::now();
                 let answer = self.ledger.claim(request).await;
+                if answer.is_ok() {
+                    self.claim_time.took(asked.elapsed());
+                }
                 let Ok(Claim::Suspected(deaths)) = answer else { break (term, answer) };
                 drop(kept.take());
                 match deaths::company(deaths).and_then(|company| self.suspects.keep(company)) {

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use crate::catalog::Catalog;
 use crate::catalog::schedules_of;
 use crate::chores::Chores;
+use crate::claim_time::ClaimTime;
 use crate::companion::Handle;
 use crate::connections::Connections;
 use crate::in_hand::Hands;
@@ -41,6 +42,7 @@ pub(crate) struct Core {
     pub(crate) throttles: Throttles,
     pub(crate) catch_up: CatchUpSettings,
     pub(crate) in_hand: Arc<Hands>,
+    pub(crate) claim_time: ClaimTime,
     pub(crate) unique: UniquePlaces,
     pub(crate) vitals: Arc<Vitals>,
     pub(crate) left: Arc<LeftBehind>,

@@ -36,6 +36,7 @@ mod catalog;
 mod catch_up;
 pub mod chores;
 mod claim;
+mod claim_time;
 pub mod companion;
 mod concurrency;
 mod connections;

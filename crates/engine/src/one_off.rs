@@ -68,7 +68,7 @@ impl Core {
 
     /// The life of a one-off job.
     pub(super) async fn job(&self, queue: &QueueRun, mut envelope: Envelope, delivery: &Delivery) -> Settlement {
-        if let Some(settlement) = self.publishing.wait_until_due(&envelope, &queue.name).await {
+        if let Some(settlement) = self.publishing.wait_until_due(&envelope, Duration::ZERO, &queue.name).await {
             return settlement;
         }
         if let Err(why) = sealing::open(&self.publishing.keys(), &mut envelope) {
@@ -154,7 +154,7 @@ impl Core {
             key: envelope.key.clone(),
             queue: queue.name.to_string(),
             attempt: envelope.attempt,
-            started: call.pace.at,
+            started: self.ledger.now(),
             progress: Progress::default(),
         });
         self.observing.life.reached(Point::JobTaken).await;
@@ -184,7 +184,7 @@ impl Core {
             grace: Duration::ZERO,
             payload: envelope.payload.clone(),
         };
-        let pace = Pace { due, at: now, deadline: now + longest, longest, by: None };
+        let pace = Pace { due, deadline: now + longest, longest, by: None };
         Call { job, pace, permit }
     }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use roundelay_ledger::comeback::Comeback;
 use roundelay_ledger::{Ledger, LedgerError};
+use roundelay_model::clock::Time;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::telemetry::Telemetry;
@@ -35,6 +37,17 @@ impl Deref for PatientLedger {
 }
 
 impl PatientLedger {
+    /// Waits for this time, by the ledger's clock.
+    pub(crate) async fn reaches(&self, at: Time) {
+        loop {
+            let left = at.since(self.now());
+            if left.is_zero() {
+                return;
+            }
+            sleep(left).await;
+        }
+    }
+
     /// Asks the ledger again and again while it does not answer, holding the delivery meanwhile:
     /// so consumption stops by itself, with no message going in circles. `None` when the worker
     /// has been told to stop for good.

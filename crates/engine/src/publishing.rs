@@ -138,10 +138,10 @@ impl Publishing {
     }
 
     /// Sees to it that nothing starts early: the last moments are slept here, more goes back to
-    /// the ladder. `None` when it is time.
-    pub(crate) async fn wait_until_due(&self, envelope: &Envelope, queue: &str) -> Option<Settlement> {
+    /// the ladder. `None` when it is time, or will be after `ahead`.
+    pub(crate) async fn wait_until_due(&self, envelope: &Envelope, ahead: Duration, queue: &str) -> Option<Settlement> {
         loop {
-            let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(self.ledger.now()));
+            let remaining = envelope.due.map_or(Duration::ZERO, |due| due.since(self.ledger.now() + ahead));
             if remaining.is_zero() {
                 return None;
             }

@@ -125,10 +125,13 @@ impl Core {
         let now = self.ledger.now();
         queue.progressed_to(due.min(now), delivery.asleep_until.is_some(), now);
         let handed_late = queue.was_handed_late(now.since(due));
-        if let Some(settlement) = self.publishing.wait_until_due(envelope, &queue.name).await {
+        let Some(kind) = self.catalog.kind(&envelope.kind) else { return Settlement::Requeue };
+        // A slot is for now, and an occurrence by the wall clock is judged at its time.
+        let may_claim_ahead = queue.throttle.is_none() && !kind.follows_the_wall();
+        let ahead = if may_claim_ahead { self.claim_time.ahead() } else { Duration::ZERO };
+        if let Some(settlement) = self.publishing.wait_until_due(envelope, ahead, &queue.name).await {
             return settlement;
         }
-        let Some(kind) = self.catalog.kind(&envelope.kind) else { return Settlement::Requeue };
         let hint = Hint {
             kind: envelope.kind.clone(),
             key: envelope.key.clone(),
@@ -153,6 +156,7 @@ impl Core {
             guard: kind.recurrence.as_ref().map(|recurrence| recurrence.guard(self.catch_up.slack)).unwrap_or_default(),
             recurs: kind.recurrence.is_some(),
             prepared: 0,
+            ahead,
         };
         let trace = self.observing.tracer.run(envelope, &queue.name, || self.ledger.now());
         let Some(answered) = self.claim(queue, delivery, &in_hand, request, &trace).await else {
@@ -272,6 +276,8 @@ impl<'a> ChainRun<'a> {
         if self.grant.lost {
             self.core.observing.figures(&self.work.envelope.kind).inspect(|figures| figures.lost());
         }
+        // What was claimed ahead is not due yet.
+        self.core.ledger.reaches(self.grant.at).await;
         let start = self.start(permit).await;
         self.core.run(self.work, &mut self, start).await;
         self.ended
@@ -399,7 +405,7 @@ impl<'a> ChainRun<'a> {
             payload,
         };
         let by = limit.cut.is_some().then_some(limit.deadline);
-        let pace = Pace { due: grant.due, at: grant.at, deadline: limit.deadline, longest: limit.longest, by };
+        let pace = Pace { due: grant.due, deadline: limit.deadline, longest: limit.longest, by };
         self.limit = Some(limit);
         Start::Call(Box::new(Call { job, pace, permit }), desk)
     }

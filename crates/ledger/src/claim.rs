@@ -1,6 +1,7 @@
 //! Claims: a worker asks to run an attempt, and the ledger answers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use roundelay_model::clock::Time;
 use roundelay_model::failure::Batch;
@@ -29,6 +30,9 @@ pub struct ClaimRequest {
     /// The number of workers' deaths over this attempt that the worker is prepared for: it isolates the run
     /// accordingly.
     pub prepared: u32,
+    /// How long before it is due the attempt may be claimed. The worker then waits until [`Grant::at`] before the run
+    /// starts, so that a tick is not late by what its claim takes.
+    pub ahead: Duration,
 }
 
 /// A claim.
@@ -88,7 +92,7 @@ pub struct Grant {
     pub nominal: Time,
     /// When this attempt was due.
     pub due: Time,
-    /// When it was claimed, by the ledger's clock.
+    /// When the run may start, by the ledger's clock: at the claim, or when it is due, if it was claimed ahead.
     pub at: Time,
     /// What the handler gets, as JSON text.
     pub payload: String,

@@ -93,6 +93,7 @@ impl Replay {
             takeover: request.takeover,
             recurs: request.recurs,
             prepared: request.prepared,
+            ahead: request.ahead,
             at: now,
         };
         let refused = |why| Step::ClaimRefused(asked, why);
@@ -104,8 +105,10 @@ impl Replay {
                     Some(_) => Runs::Refused,
                 };
                 let total = grant.batch.map_or(0, |batch| usize::try_from(batch.total).unwrap_or_default());
-                let (fence, due, lost) = (grant.fence, grant.due, grant.lost);
-                Step::Claim(Asked { at: grant.at, ..asked }, Granted { fence, previous: None, due, lost, total, runs })
+                let (fence, due, lost, at) = (grant.fence, grant.due, grant.lost, grant.at);
+                // By the ledger's clock at the claim, of which a grant tells only if it was not made ahead.
+                let asked = Asked { at: now.min(at), ..asked };
+                Step::Claim(asked, Granted { fence, previous: None, due, lost, total, at, runs })
             }
             Claim::Runs => refused(Why::Runs),
             Claim::Waits { .. } => refused(Why::Waits),

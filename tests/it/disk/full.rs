@@ -47,6 +47,7 @@ async fn verbs_on_a_full_disk_say_so_and_work_again_once_there_is_room() {
         guard: Guard::default(),
         recurs: true,
         prepared: 9,
+        ahead: Duration::ZERO,
     };
     let Claim::Granted(grant) = ledger.claim(request.clone()).await.unwrap() else { panic!() };
     let Enrolled::Created(other) = ledger.enroll(vec![chain("c", NOW)]).await.unwrap().remove(0) else { panic!() };

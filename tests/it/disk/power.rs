@@ -6,6 +6,7 @@
 //! first seed, and `ROUNDELAY_CASES` how many are tried.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use faulty_disk::{Access, Disk, Faults, Image};
 use futures_util::future::join_all;
@@ -263,6 +264,7 @@ impl Life {
             guard: Guard::default(),
             recurs: true,
             prepared: 9,
+            ahead: Duration::ZERO,
         };
         match self.ledger().claim(request).await.unwrap() {
             Claim::Granted(grant) => {

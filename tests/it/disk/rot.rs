@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 use roundelay::clock::Entropy;
 use roundelay::failure::FailedItem;
@@ -46,6 +47,7 @@ async fn filled(folder: &Path) -> (BTreeMap<&'static str, Vec<u8>>, String, Stri
                 guard: Guard::default(),
                 recurs: true,
                 prepared: 9,
+                ahead: Duration::ZERO,
             };
             let Claim::Granted(grant) = ledger.claim(request).await.unwrap() else { panic!("{found:?}") };
             let finish = end(&found.hint, grant.fence, Next::Tick { nominal: NOW, due: NOW }, Verdict::Done);

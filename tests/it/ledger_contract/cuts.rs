@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use parking_lot::Mutex;
@@ -228,7 +229,17 @@ async fn verbs_of_one_commit_that_may_be_written_are_not_carried_out_again() {
     let claim = |enrolled: &Enrolled, again: bool| {
         let Enrolled::Created(hint) = enrolled else { panic!("it was there: {enrolled:?}") };
         let (hint, guard, worker) = (Hint::clone(hint), Guard::default(), "w".into());
-        ledger.claim(ClaimRequest { hint, worker, session, again, takeover: false, guard, recurs: true, prepared: 0 })
+        ledger.claim(ClaimRequest {
+            hint,
+            worker,
+            session,
+            again,
+            takeover: false,
+            guard,
+            recurs: true,
+            prepared: 0,
+            ahead: Duration::ZERO,
+        })
     };
     cuts.arm(Moment::BeforeAnswerAndOn);
     // They come at once, so the lane writes them in one transaction.

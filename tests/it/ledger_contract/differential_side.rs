@@ -116,6 +116,7 @@ impl Side {
             guard: Guard::default(),
             recurs: true,
             prepared: 9,
+            ahead: Duration::ZERO,
         }
     }
 

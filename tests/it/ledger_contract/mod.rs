@@ -127,6 +127,7 @@ async fn ask(ledger: &dyn Ledger, hint: &Hint, lease: Duration) -> ClaimRequest 
         guard: Guard::default(),
         recurs: true,
         prepared: 2,
+        ahead: Duration::ZERO,
     }
 }
 

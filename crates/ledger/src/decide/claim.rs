@@ -4,7 +4,7 @@ use roundelay_model::deaths::UNHEARD;
 use roundelay_model::failure::Batch;
 use roundelay_model::ids::TickNo;
 
-use super::grant::{ChainRow, ClaimDecision, decide_claim};
+use super::grant::{ChainRow, ClaimDecision, decide_claim, starts_at};
 use super::page::{Begun, Page, Wanted};
 use super::{Decide, wants_twin};
 use crate::chain::ChainState;
@@ -54,7 +54,9 @@ impl Decide for ClaimRequest {
             (rotation.chain.beside, rotation.moved) = (true, true);
         }
         let chain = |at: Option<usize>| at.map(|at| &page.at(at).chain);
-        let refused = match decide_claim(chain(found), chain(twin), self, now) {
+        // All that follows counts from when the run may start.
+        let at = chain(found).map_or(now, |chain| starts_at(chain.hint.due, self.ahead, now));
+        let refused = match decide_claim(chain(found), chain(twin), self, at) {
             ClaimDecision::Grant(refused) => refused,
             ClaimDecision::Answer(answer) => {
                 self.put_away(&answer, found, page);
@@ -73,7 +75,7 @@ impl Decide for ClaimRequest {
             last_start: held.chain.last_start,
             nominal: held.chain.nominal,
             due,
-            at: now,
+            at,
             payload: held.payload.clone(),
             once: held.chain.once,
             lost,
@@ -97,17 +99,18 @@ impl Decide for ClaimRequest {
             previous,
             worker: self.worker.clone(),
             due,
+            at,
         });
         let held = page.at_mut(found);
         held.fence = fence;
         if lost {
-            (held.looks, held.watch_at) = (0, held.watch_at.min(ChainRow::watched_after_death(now)));
+            (held.looks, held.watch_at) = (0, held.watch_at.min(ChainRow::watched_after_death(at)));
         }
         held.hold(self.session);
         // A message that is claimed has been sent, whether or not the note of that has come.
         held.chain.sent = true;
         if grant.refused.is_none() && held.batch_total == 0 {
-            (held.chain.started_tick, held.chain.last_start) = (held.chain.hint.tick, now);
+            (held.chain.started_tick, held.chain.last_start) = (held.chain.hint.tick, at);
         }
         held.moved = true;
         Claim::Granted(grant)

@@ -104,6 +104,12 @@ pub enum ClaimDecision {
     Answer(Claim),
 }
 
+/// When a run may start that is claimed now (pure): at once, or when it is due, if that is within what it may be claimed
+/// `ahead`.
+pub(crate) fn starts_at(due: Time, ahead: Duration, now: Time) -> Time {
+    if due.since(now) <= ahead { now.max(due) } else { now }
+}
+
 /// Decides about a claim (pure). `row` is the chain with the requested epoch; if there is none, the
 /// chain with the requested name, whose epoch is another. `twin` is the other row of the same chain, where
 /// [`ChainRow::has_twin`] asks for it.
@@ -261,6 +267,7 @@ mod tests {
             guard: Guard::default(),
             recurs: true,
             prepared: 0,
+            ahead: Duration::ZERO,
         }
     }
 
@@ -373,6 +380,16 @@ mod tests {
             answer(Claim::Future),
             "begun anew after the ledger's copy"
         );
+    }
+
+    #[test]
+    fn a_table_of_claims_ahead() {
+        let at = |ms| Time::from_millis(ms);
+        let table = [(1_000, 0, 1_000), (1_001, 0, 1_000), (1_005, 5, 1_005), (1_006, 5, 1_000), (400, 5, 1_000)];
+        for (due, ahead, expected) in table {
+            let starts = starts_at(at(due), Duration::from_millis(ahead), at(1_000));
+            assert_eq!(starts, at(expected), "due at {due}, {ahead} ms ahead");
+        }
     }
 
     #[test]

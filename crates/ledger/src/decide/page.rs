@@ -100,6 +100,8 @@ pub(crate) struct Begun {
     pub(crate) previous: Fence,
     pub(crate) worker: std::sync::Arc<str>,
     pub(crate) due: Time,
+    /// When the run may start.
+    pub(crate) at: Time,
 }
 
 /// How the record of an attempt ends.

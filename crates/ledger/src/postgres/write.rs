@@ -42,9 +42,7 @@ const INSERT: &str = "
                beside, nominal)";
 pub(super) const BEGIN_ATTEMPTS: &str = "
     INSERT INTO attempts (fence, epoch, tick, attempt, previous, worker, due, started)
-    SELECT fence, epoch, tick, attempt, previous, worker, due, $8::int8
-    FROM unnest($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::text[], $7::int8[])
-         AS u (fence, epoch, tick, attempt, previous, worker, due)";
+    SELECT * FROM unnest($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::text[], $7::int8[], $8::int8[])";
 pub(super) const END_ATTEMPTS: &str = "
     UPDATE attempts a SET finished = u.finished, verdict = u.verdict, reason = u.reason,
                           overlapped = u.overlapped, misfired = u.misfired,
@@ -216,7 +214,7 @@ fn begun(page: &Page) -> Option<Part<'_>> {
             column(rows, |row| row.previous.get()),
             column(rows, |row| row.worker.to_string()),
             column(rows, |row| row.due.as_millis()),
-            Box::new(page.now.as_millis()),
+            column(rows, |row| row.at.as_millis()),
         ],
     })
 }

@@ -330,6 +330,7 @@ mod tests {
             guard: Guard::default(),
             recurs: true,
             prepared: 9,
+            ahead: Duration::ZERO,
         }
     }
 

@@ -333,7 +333,7 @@ impl Store {
             }
         }
         page.writes.inserted.iter().try_for_each(|(name, new)| self.write_inserted(name, new))?;
-        page.writes.begun.iter().try_for_each(|begun| self.write_begun(begun, page.now))?;
+        page.writes.begun.iter().try_for_each(|begun| self.write_begun(begun))?;
         page.writes.ended.iter().try_for_each(|(fence, ended)| self.write_ended(fence, ended))?;
         page.writes.failures.iter().try_for_each(|(place, failed)| self.write_failed(place, failed))?;
         for quarantined in &page.writes.quarantined {
@@ -453,7 +453,7 @@ impl Store {
         self.connection.prepare_cached(INSERT)?.execute(values).map(drop)
     }
 
-    fn write_begun(&mut self, begun: &Begun, now: Time) -> Result<()> {
+    fn write_begun(&mut self, begun: &Begun) -> Result<()> {
         self.last_numbers.fence = self.last_numbers.fence.max(Some(begun.fence.get()));
         let values = params![
             begun.fence.get(),
@@ -463,7 +463,7 @@ impl Store {
             begun.previous.get(),
             begun.worker,
             begun.due.as_millis(),
-            now.as_millis()
+            begun.at.as_millis()
         ];
         self.connection.prepare_cached(BEGIN_ATTEMPT)?.execute(values).map(drop)
     }

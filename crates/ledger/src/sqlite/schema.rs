@@ -554,6 +554,7 @@ mod tests {
                 guard: Guard::default(),
                 recurs: true,
                 prepared: 9,
+                ahead: Duration::ZERO,
             };
             let claim = ledger.claim(ask(hint("a", 1, 7))).await.unwrap();
             assert!(matches!(&claim, Claim::Granted(grant) if !grant.lost), "version {version}: {claim:?}");

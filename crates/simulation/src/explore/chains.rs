@@ -657,6 +657,7 @@ impl Step<'_> {
             guard: Guard::default(),
             recurs: !once,
             prepared: 0,
+            ahead: Duration::ZERO,
         };
         let before = self.chain(message.row).copied();
         let mut answer = (self.model.ledger)(self.rows(), &request);

@@ -140,6 +140,8 @@ impl Observer {
         model.place = (hint.epoch, hint.tick, grant.fence);
         let (epoch, fence, session, process) = (hint.epoch, grant.fence, request.session, process.clone());
         let (prepared, since) = (request.prepared, Instant::now());
+        state.may_start.insert(fence, grant.at);
+        let model = state.chains.entry(name.clone()).or_default();
         model.lease = Some(Lease { epoch, fence, session, process, since, prepared });
         model.due = Some(grant.due).filter(|_| hint.parent.is_none());
         state.epochs.insert(hint.epoch, name.clone());

@@ -221,6 +221,8 @@ struct State {
     ended: BTreeMap<(String, String), Instant>,
     /// Fences of all starts.
     started: BTreeSet<Fence>,
+    /// From when on the run of a claim may start.
+    may_start: BTreeMap<Fence, Time>,
     /// When handlers started, for each queue and process.
     starts: BTreeMap<(String, usize, usize), Vec<Instant>>,
     violations: Vec<Violation>,

@@ -105,6 +105,9 @@ impl Observer {
                 let (ours, theirs) = (process.worker, other.process.worker);
                 state.violated(at, "I1", format!("{name}: runs on worker {ours} while it runs on worker {theirs}"));
             }
+            if let Some(from) = state.may_start.remove(&tick.fence).filter(|from| now < *from) {
+                state.violated(at, "schedule", format!("{name}: starts at {now}, and may from {from} on"));
+            }
             if !state.started.insert(tick.fence) {
                 state.violated(at, "I6", format!("{name}: two runs have the fence {}", tick.fence));
             }

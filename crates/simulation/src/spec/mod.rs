@@ -178,6 +178,8 @@ pub struct Asked<'a> {
     pub recurs: bool,
     /// For how many deaths over the attempt the worker is prepared.
     pub prepared: u32,
+    /// How long before it is due the worker may claim it; it waits then.
+    pub ahead: Duration,
     /// The time, by the ledger's clock.
     pub at: Time,
 }
@@ -195,6 +197,8 @@ pub struct Granted {
     pub lost: bool,
     /// Members of the batch that the tick has waited for.
     pub total: usize,
+    /// When the run may start.
+    pub at: Time,
     /// Whether the handler runs.
     pub runs: Runs,
 }

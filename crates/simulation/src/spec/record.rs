@@ -14,6 +14,7 @@
 //! Rows of a batch, and orders of operators, are not explained: the chaos test has neither.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use roundelay_model::clock::Time;
 use roundelay_model::ids::{Epoch, Fence, TickNo};
@@ -122,6 +123,7 @@ impl Course {
             takeover: false,
             recurs: true,
             prepared: u32::MAX,
+            ahead: Duration::ZERO,
             at: row.started,
         };
         self.state.take(&Step::SessionBegins { session, lease: Default::default(), now: Default::default() })?;
@@ -185,6 +187,7 @@ impl Course {
                 due: row.due,
                 lost,
                 total: 0,
+                at: row.started,
                 runs: Runs::Yes,
             };
             let Err(refusal) = self.state.take(&Step::Claim(*asked, granted)) else { return Ok(()) };

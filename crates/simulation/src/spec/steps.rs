@@ -130,7 +130,11 @@ impl State {
             "Claim 4: the tick has not ended, in this ledger or in one of which it is a copy",
             told,
         )?;
-        must(chain.due <= asked.at, "Claim 5: the attempt is due", told)?;
+        must(
+            chain.due <= asked.at + asked.ahead,
+            "Claim 5: the attempt is due, or will be when the worker that claims it has waited as long as it says",
+            told,
+        )?;
         must(chain.open == 0, "Claim 6: all members of its batch have ended", told)?;
         must(
             self.is_free_for(chain, asked),
@@ -169,6 +173,11 @@ impl State {
         must(
             (granted.due, granted.lost, granted.total) == (chain.due, chain.held.is_some(), chain.total),
             "Claim 15: the answer says when the attempt was due, if the claim before was lost, and what it waited for",
+            told,
+        )?;
+        must(
+            granted.at == asked.at.max(chain.due),
+            "Claim 16: the run may start at the claim, and not before the attempt is due",
             told,
         )?;
 

@@ -40,12 +40,13 @@ fn asked(name: (&'static str, &'static str), epoch: i64, tick: i64, attempt: u32
         takeover: false,
         recurs: true,
         prepared: 9,
+        ahead: Duration::ZERO,
         at: at(100),
     }
 }
 
 fn granted(fence: i64) -> Granted {
-    Granted { fence: Fence(fence), previous: None, due: at(100), lost: false, total: 0, runs: Runs::Yes }
+    Granted { fence: Fence(fence), previous: None, due: at(100), lost: false, total: 0, at: at(100), runs: Runs::Yes }
 }
 
 fn finish(epoch: i64, tick: i64, attempt: u32, fence: i64, then: Then<'_>) -> Finish<'_> {
@@ -170,6 +171,7 @@ fn refused() -> Vec<(&'static str, Vec<Step<'static>>, Step<'static>)> {
         ("Claim 3", vec![], with(|asked| asked.tick = TickNo(2))),
         ("Claim 3", vec![], with(|asked| asked.attempt = 2)),
         ("Claim 5", vec![], with(|asked| asked.at = at(99))),
+        ("Claim 5", vec![], with(|asked| (asked.at, asked.ahead) = (at(98), Duration::from_millis(1)))),
         ("Claim 6", gather(), Step::Claim(ask(1, 1), Granted { total: 2, ..granted(2) })),
         ("Claim 7", vec![claim(1)], Step::Claim(Asked { session: 2, ..ask(1, 1) }, lost(2))),
         ("Claim 7", vec![claim(1)], Step::Claim(Asked { session: 2, again: true, ..ask(1, 1) }, lost(2))),
@@ -186,6 +188,8 @@ fn refused() -> Vec<(&'static str, Vec<Step<'static>>, Step<'static>)> {
         ("Claim 15", vec![], answered(|granted| granted.due = at(99))),
         ("Claim 15", vec![], answered(|granted| granted.lost = true)),
         ("Claim 15", vec![], answered(|granted| granted.total = 1)),
+        ("Claim 16", vec![], answered(|granted| granted.at = at(99))),
+        ("Claim 16", vec![], answered(|granted| granted.at = at(101))),
         ("ClaimRefused 1", vec![], no(asked(("sync", "b"), 9, 1, 1), Why::Idle)),
         ("ClaimRefused 1", vec![], no(Asked { member: true, ..asked(("sync", "b"), 9, 1, 1) }, Why::Early)),
         ("ClaimRefused 2", vec![], no(ask(1, 1), Why::Other)),

@@ -456,8 +456,17 @@ mod tests {
             priority: None,
         };
         let (worker, guard) = ("w".into(), Guard::default());
-        let request =
-            ClaimRequest { hint, worker, session: 1, again: false, takeover: false, guard, recurs: true, prepared: 0 };
+        let request = ClaimRequest {
+            hint,
+            worker,
+            session: 1,
+            again: false,
+            takeover: false,
+            guard,
+            recurs: true,
+            prepared: 0,
+            ahead: Duration::ZERO,
+        };
         let grant = Grant {
             fence: Fence(1),
             last_start: due,
