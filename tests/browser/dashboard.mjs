@@ -5,6 +5,7 @@ import { join } from "node:path";
 import { end } from "./browser.mjs";
 import { orders } from "./orders.mjs";
 import { screens } from "./screens.mjs";
+import { timelines } from "./timeline.mjs";
 
 const { ROUNDELAY_TEST_TOKEN: token, ROUNDELAY_TEST_HOSTILE: hostile, ROUNDELAY_TEST_PICTURES: folder } = process.env;
 
@@ -13,4 +14,5 @@ const picture = (page, name) => (folder ? page.screenshot({ path: join(folder, `
 
 await orders({ token });
 await screens({ token, hostile: JSON.parse(hostile), picture });
+await timelines({ picture });
 await end();

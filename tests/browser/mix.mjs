@@ -7,7 +7,7 @@ import { check, clean, end, go, open, origin, sane } from "./browser.mjs";
 import { take } from "./picture.mjs";
 
 const { ROUNDELAY_TEST_PICTURES: pictures, ROUNDELAY_TEST_PROGRAM_CALLED: program, ROUNDELAY_TEST_CONFIG: config } = process.env;
-const SCREENS = ["overview", "chains", "runs", "queues", "throttles", "failures", "workers", "ladder", "audit"];
+const SCREENS = ["overview", "chains", "kinds", "runs", "queues", "throttles", "failures", "workers", "ladder", "audit"];
 const run = async (...words) => {
   const { execFile } = await import("node:child_process");
   return new Promise((done) => {
@@ -76,6 +76,20 @@ const first = await page.textContent(".next li");
 // The page may be a tick behind the answer, or ahead of it.
 const said = Number(/tick ([\d,]+)/u.exec(first)?.[1].replaceAll(",", ""));
 check("the next tick comes first", Math.abs(said - chain.tick) <= 1, `${first} and ${chain.tick}`);
+
+// A kind that fails, and one that is not as fresh as promised, are not hidden by a fast one.
+const { kinds } = await api("kinds");
+const of = (kind) => kinds.find((told) => told.kind === kind);
+check("the kind that fails has its rate", of("flaky").failure_rate > 0.1 && of("flaky").failure_rate < 0.6, of("flaky"));
+check("the fast one has none", of("fast").failure_rate === 0 && of("fast").per_minute.done > 1_000, of("fast"));
+check("what is short runs less often than promised", of("pull").promised_ms === 30_000 && (of("pull").apart_ms ?? 60_000) > 40_000, of("pull"));
+check("its lateness is its own", of("pull").late_ms.p99 > of("fast").late_ms.p99, [of("pull").late_ms, of("fast").late_ms]);
+await go(page, "#/kinds");
+const bar = page.locator("tr", { hasText: "flaky" }).locator(".strip a.warn, .strip a.bad").first();
+const leads = await bar.getAttribute("href");
+check("a bar leads to its runs", /kind=flaky/u.test(leads) && /since=/u.test(leads) && /until=/u.test(leads), leads);
+await go(page, leads);
+check("and they are those of the kind", (await page.locator("tbody tr").allTextContents()).every((row) => row.includes("flaky")));
 
 for (const screen of SCREENS) {
   await go(page, `#/${screen}`);

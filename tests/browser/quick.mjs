@@ -13,7 +13,7 @@ const MOMENT = 300;
 const MEMORY = 150;
 const TIMES = 7;
 
-const SCREENS = ["overview", "chains", "chains?state=late", "chains?owner=ann", "chains?text=eu%2F69", "chains/sync/eu%2F1",
+const SCREENS = ["overview", "chains", "kinds", "chains?state=late", "chains?owner=ann", "chains?text=eu%2F69", "chains/sync/eu%2F1",
   "runs", "queues", "throttles", "failures", "quarantine", "ladder", "workers", "owners", "foresight", "audit"];
 const REQUESTS = ["overview", "chains", "chains?state=late", "chains?state=running", "chains?state=paused", "chains?kind=app",
   "chains?owner=ann", "chains?owner=corp-76", "chains?owner=ann&kind=app", "chains?queue=sync-ios", "chains?text=eu%2F69",

@@ -2,9 +2,9 @@
 
 import { accessible, check, clean, go, open, origin, sane } from "./browser.mjs";
 
-const SCREENS = ["overview", "chains", "runs", "queues", "throttles", "failures", "quarantine", "ladder", "workers", "owners",
+const SCREENS = ["overview", "chains", "kinds", "runs", "queues", "throttles", "failures", "quarantine", "ladder", "workers", "owners",
   "foresight", "audit"];
-const KEYS = { c: "Chains", r: "Runs", q: "Queues", t: "Throttles", f: "Failures", n: "Quarantine", l: "Delay queues", w: "Workers",
+const KEYS = { c: "Chains", k: "Kinds", r: "Runs", q: "Queues", t: "Throttles", f: "Failures", n: "Quarantine", l: "Delay queues", w: "Workers",
   u: "Owners", s: "Simulate", a: "Audit", o: "Overview" };
 const SIZES = [[1_280, 800], [360, 740]];
 
@@ -129,9 +129,25 @@ async function reading() {
   await page.waitForURL(/text=eu/);
   await page.selectOption("[name=state]", "late");
   await page.waitForURL(/state=late/);
-  await page.evaluate(() => history.back());
-  await page.waitForURL((url) => !url.hash.includes("state=late"));
+  await page.selectOption("[name=sort]", "late");
+  await page.waitForURL(/sort=late/);
+  await page.selectOption("[name=state]", "held");
+  await page.waitForURL((url) => url.hash.includes("state=held") && !url.hash.includes("sort="));
+  check("only late chains have an order by lateness", (await page.locator("[name=sort]").count()) === 0);
+  await page.evaluate(() => history.go(-3));
+  await page.waitForURL((url) => !url.hash.includes("state="));
+  check("wide: filters are there", await page.isVisible("[name=state]") && !(await page.isVisible(".fold")));
   await page.setViewportSize({ width: 360, height: 740 });
+  check("narrow: filters are behind a button", !(await page.isVisible("[name=state]")) && await page.isVisible("[data-search]"));
+  await page.focus(".fold");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector("[name=state]", { state: "visible" });
+  check("narrow: the button says so", (await page.getAttribute(".fold", "aria-expanded")) === "true");
+  await page.selectOption("[name=state]", "paused");
+  await page.waitForURL(/state=paused/);
+  check("narrow: how many filters are set", (await page.textContent(".fold")) === "Filters: 1 set");
+  await sane(page, "the filters on a phone");
+  await accessible(page, "the filters on a phone");
   check("narrow: the menu is closed", !(await page.isVisible("#nav")));
   await page.click(".menu-button");
   await page.waitForSelector("#nav", { state: "visible" });

@@ -38,7 +38,7 @@ every = "1h"
 timeout = "20s"
 roster.owner = "{{ owner }}"
 retry = { attempts = 1 }
-handler.exec = { argv = ["/bin/sh", "-c", "case $ROUNDELAY_KEY in bad*) exit 3;; esac"], env = { PATH = "/usr/bin:/bin" } }
+handler.exec = { argv = ["/bin/sh", "-c", "case $ROUNDELAY_KEY in bad*) exit 3;; slow*) sleep 4;; esac"], env = { PATH = "/usr/bin:/bin" } }
 [kinds.other]
 queue = "paced"
 every = "1h"
@@ -96,6 +96,12 @@ mod run {
         assert_eq!(keys(&format!("limit=3&after={}", first["after"].as_str().unwrap())).await, ["us/1"]);
         served.get("/api/v1/chains?stat=late").await.says(400, "stat");
         served.get("/api/v1/chains?after=zz").await.says(400, "after");
+        assert_eq!(keys("state=late&sort=late").await, [""; 0]);
+        served.get("/api/v1/chains?sort=late").await.says(400, "it needs state=late");
+        served.get("/api/v1/chains?state=paused&sort=late").await.says(400, "it needs state=late");
+        served.get("/api/v1/chains?state=late&sort=name").await.says(400, "sort");
+        let by_name = first["after"].as_str().unwrap();
+        served.get(&format!("/api/v1/chains?state=late&sort=late&after={by_name}")).await.says(400, "after");
 
         let entity = got(&served, &format!("/chains/sync/{}", segment(KEY))).await;
         let chain = &entity["chain"];
@@ -139,6 +145,19 @@ mod run {
         let typo = json!({ "action": "pause", "filter": { "knid": "sync" } });
         served.post("/api/v1/chains/actions", &typo).await.says(422, "filter.knid");
 
+        // Nothing runs them, and the one that was due first is told first.
+        let longest = "state=late&sort=late";
+        until("both are late", || async { keys(longest).await == ["eu/1", "us/1"] }).await;
+        assert_eq!(keys("state=late").await, ["eu/1", "us/1"]);
+        let first = got(&served, &format!("/chains?{longest}&limit=1")).await;
+        let (row, after) = (&first["chains"][0], first["after"].as_str().unwrap());
+        assert_eq!((&row["key"], &row["doing"]), (&json!("eu/1"), &json!("late")), "{first}");
+        assert_eq!(keys(&format!("{longest}&limit=1&after={after}")).await, ["us/1"]);
+        assert_eq!(keys(&format!("{longest}&owner=bob")).await, ["us/1"]);
+        let owners = got(&served, "/owners").await;
+        let late: Vec<&Value> = owners["owners"].as_array().unwrap().iter().map(|of| &of["late"]).collect();
+        assert_eq!(late, [&json!(1), &json!(1)], "{owners}");
+
         // What they have done.
         let worker = worker(&config);
         until("they have run", || async {
@@ -164,13 +183,38 @@ mod run {
         assert_eq!((&before[0]["verdict"], before[0].get("manual")), (&json!("done"), None));
         let runs = got(&served, "/runs?limit=1&kind=sync").await;
         assert_eq!((&runs["runs"][0]["kind"], runs["after"].is_string()), (&json!("sync"), true));
+        let table = [
+            ("key=eu/1", 2),
+            ("kind=sync&key=eu/1", 2),
+            ("kind=other&key=eu/1", 0),
+            ("owner=ann", 2),
+            ("owner=bob&queue=work", 1),
+            ("queue=paced", 0),
+            ("text=no%20reason%20has%20this", 0),
+            ("kind=sync&since=1h&until=", 3),
+            ("kind=sync&since=2020-01-01T00:00:00%2B01:00", 3),
+            ("until=2020-01-01T00:00:00Z", 0),
+            ("until=1577836800000", 0),
+            ("until=1h", 0),
+        ];
+        for (query, expected) in table {
+            let runs = got(&served, &format!("/runs?{query}")).await;
+            assert_eq!(runs["runs"].as_array().unwrap().len(), expected, "{query}: {runs}");
+        }
+        let started = got(&served, "/runs?limit=1").await["runs"][0]["started"].as_i64().unwrap();
+        let from = got(&served, &format!("/runs?since={started}")).await;
+        assert_eq!(from["runs"][0]["started"], started, "what an answer has as a time is understood");
+        served.get("/api/v1/runs?since=yesterday").await.says(400, "since=yesterday: this is no time");
+        served.get("/api/v1/runs?until=2020-01-01").await.says(400, "until=2020-01-01: this is no time");
         let row = got(&served, "/chains?text=eu/1").await["chains"][0].clone();
         assert_eq!((row["recent"].as_array().unwrap().len(), &row["recent"][0]["verdict"]), (1, &json!("done")));
 
         // Owners, as a whole.
         let owners = got(&served, "/owners").await;
-        let of_ann =
-            json!({ "owner": "ann", "state": "active", "active": 1, "paused": 0, "retired": 1, "quarantined": 0 });
+        let of_ann = json!({
+            "owner": "ann", "state": "active", "active": 1, "paused": 0, "retired": 1, "quarantined": 0,
+            "late": 0, "late_complete": true, "failing": 0, "failing_complete": true,
+        });
         assert_eq!(owners["owners"][0], of_ann, "{owners}");
         let dry = did(&served, "/owners/bob/pause", json!({ "dry_run": true })).await;
         assert_eq!((&dry["matching"], &dry["changed"]), (&json!(1), &json!(null)));
@@ -189,11 +233,19 @@ mod run {
 
     pub async fn queues_and_workers_are_steered_and_say_so(ground: Ground) {
         let config = config(&ground);
-        enroll(&ground, &config, "sync", "a,\n", "0s").await;
+        enroll(&ground, &config, "sync", "a,\nslow,\n", "0s").await;
         let served = served(&config).await;
         let worker = worker(&config);
         until("a worker works", || async { got(&served, "/workers").await["workers"][0]["state"] == "working" }).await;
         let name = got(&served, "/workers").await["workers"][0]["worker"].as_str().unwrap().to_owned();
+        let runs = || async { got(&served, &format!("/workers/{name}/runs")).await["runs"].clone() };
+        until("it is told what it runs", || async {
+            let runs = runs().await;
+            let slow = |run: &Value| run["key"] == "slow" && run["kind"] == "sync" && run["source"] == "chain";
+            runs.as_array().unwrap().iter().any(slow)
+        })
+        .await;
+        served.get("/api/v1/workers/nobody/runs").await.says(404, "there is no worker nobody");
         served.post("/api/v1/queues/work/pause", &json!({ "why": " " })).await.says(422, "why");
         served.post("/api/v1/queues/elsewhere/pause", &json!({ "why": "x" })).await.says(404, "no [queues.elsewhere]");
         did(&served, "/queues/work/pause", json!({ "why": "they are down" })).await;
@@ -202,6 +254,16 @@ mod run {
             queues.as_array().unwrap().iter().find(|queue| queue["queue"] == "work").cloned().unwrap()
         };
         until("the queue is told as paused", || async { queue().await["paused"]["by"] == "ann" }).await;
+        // All at once, and back, but for what was paused for another reason.
+        let all = async |order: Value| did(&served, "/queues/actions", order).await["queues"].clone();
+        served.post("/api/v1/queues/actions", &json!({ "action": "pause", "why": " " })).await.says(422, "why");
+        served.post("/api/v1/queues/actions", &json!({ "action": "stop", "why": "x" })).await.says(422, "action");
+        let others = all(json!({ "action": "pause", "why": "incident 7" })).await;
+        assert!(!others.as_array().unwrap().contains(&json!("work")), "{others}");
+        assert_eq!(all(json!({ "action": "pause", "why": "incident 8" })).await, json!([]));
+        assert_eq!(all(json!({ "action": "resume", "why": "incident 8" })).await, json!([]));
+        assert_eq!(all(json!({ "action": "resume", "why": "incident 7" })).await, others);
+        assert_eq!(queue().await["paused"]["why"], "they are down");
         until("the worker obeys", || async {
             let worker = got(&served, "/workers").await["workers"][0].clone();
             worker["queues"].as_array().unwrap().iter().any(|queue| queue["queue"] == "work" && queue["paused"] == true)
@@ -261,7 +323,7 @@ mod run {
 
     pub async fn failures_are_counted_retried_and_forgotten(ground: Ground) {
         let config = config(&ground);
-        enroll(&ground, &config, "sync", "bad/1,\nbad/2,\ngood,\n", "0s").await;
+        enroll(&ground, &config, "sync", "bad/1,ann\nbad/2,\ngood,ann\n", "0s").await;
         let served = served(&config).await;
         let worker = worker(&config);
         until("both have failed", || async {
@@ -273,6 +335,9 @@ mod run {
         let failed = got(&served, "/failures?text=bad/1").await["failures"][0].clone();
         assert_eq!((&failed["key"], &failed["item"], &failed["times"]), (&json!("bad/1"), &json!(""), &json!(1)));
         assert!(failed["reason"].as_str().unwrap().contains("exit 3"), "{failed}");
+        let owners = got(&served, "/owners").await;
+        assert_eq!((&owners["owners"][0]["owner"], &owners["owners"][0]["failing"]), (&json!("ann"), &json!(1)));
+        assert_eq!(got(&served, "/failures?owner=ann&recovered=false").await["failures"].as_array().unwrap().len(), 1);
         let act = async |action: &str, filter: Value, dry: bool| {
             let wish = json!({ "action": action, "filter": filter, "dry_run": dry });
             let came = did(&served, "/failures/actions", wish).await;

@@ -84,3 +84,19 @@ async fn a_companion_is_told_of_a_new_configuration_and_of_why_the_worker_stops(
 async fn within<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), what).await.unwrap()
 }
+
+#[tokio::test]
+async fn a_second_worker_on_an_embedded_broker_says_so_and_not_that_an_address_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let more = format!("handler.exec.argv = [\"/bin/true\"]\n[worker]\nlisten = \"127.0.0.1:{port}\"\n");
+    let worker = || roundelay::worker(config(&folder, "1h", &more));
+    let (first, stop) = (worker(), CancellationToken::new());
+    let ready = first.ready();
+    let running = tokio::spawn(first.run(stop.clone()));
+    within(ready.wait()).await;
+    let error = within(worker().run(CancellationToken::new())).await.unwrap_err().to_string();
+    assert!(error.contains("another worker runs on this ledger"), "{error}");
+    stop.cancel();
+    within(running).await.unwrap().unwrap();
+}

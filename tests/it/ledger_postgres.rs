@@ -17,7 +17,7 @@ use roundelay::ledger::postgres::examine::look;
 use roundelay::ledger::{
     CatchUp, ChainFilter, ChainOrder, ChainOrders, ChainState, Claim, ClaimId, ClaimRequest, Enrolled, Failures,
     Finish, FinishRequest, Hint, History, Jobs, Kinds, Ledger, LedgerClock, LedgerError, ListFilter, LookAgain,
-    Measured, NewChain, Protocol, Reports, Sessions, Slots,
+    Measured, NewChain, OWNERS_EFFORT, Protocol, Reports, Sessions, Slots,
 };
 use roundelay::outcome::{Next, Verdict};
 use roundelay::pacing::SlotRequest;
@@ -858,7 +858,16 @@ async fn frequent_queries_read_no_table_from_end_to_end() {
             // Of few with many chains each.
             "a page of owners",
             Box::new(|ledger| {
-                async move { assert_eq!(ledger.owners("owner-03".into(), 2).await.unwrap().len(), 2) }.boxed()
+                async move {
+                    let late = ledger.now() + Duration::from_secs(7_200);
+                    let owners = ledger.owners("owner-03".into(), 2, late, Vec::new(), OWNERS_EFFORT).await.unwrap();
+                    let told: Vec<(i64, i64, bool)> =
+                        owners.iter().map(|of| (of.active, of.late, of.late_complete)).collect();
+                    assert_eq!(told, [(1_000, 1_000, true); 2]);
+                    let some = ledger.owners("owner-03".into(), 2, late, Vec::new(), 100).await.unwrap();
+                    assert!(some.iter().all(|of| (of.late, of.late_complete) == (50, false)), "{some:?}");
+                }
+                .boxed()
             }),
         ),
         (

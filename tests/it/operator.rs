@@ -119,6 +119,14 @@ mod run {
         until("it is drained", || async { state().await == "drained" }).await;
         ok("workers resume", &config, &[name]).await;
         until("it works", || async { state().await == "working" }).await;
+        // Everything at once.
+        ok("queue pause", &config, &["--all", "--why", "incident 7"]).await;
+        until("it stops", || heard(false)).await;
+        let said = ok("queue resume", &config, &["--all", "--why", "another"]).await;
+        assert!(said.contains("no queue is paused with the reason \"another\""), "{said}");
+        assert!(ok("queue resume", &config, &["--all", "--why", "incident 7"]).await.contains("one queue is resumed"));
+        until("it goes on", || heard(true)).await;
+        refused("queue pause", &config, &["--why", "x"], &["<QUEUE>"]).await;
         refused("queue pause", &config, &["elsewhere", "--why", "x"], &["there is no [queues.elsewhere]"]).await;
         refused("queue pause", &config, &["work", "--why", " "], &["why: it needs a word"]).await;
         refused("workers drain", &config, &["nobody"], &["no worker is called nobody"]).await;
@@ -156,8 +164,10 @@ mod run {
         assert_eq!(
             owners["owners"],
             json!([
-                { "owner": "ann", "state": "paused", "active": 0, "paused": 2, "retired": 0, "quarantined": 0 },
-                { "owner": "bob", "state": "active", "active": 1, "paused": 0, "retired": 0, "quarantined": 0 },
+                { "owner": "ann", "state": "paused", "active": 0, "paused": 2, "retired": 0, "quarantined": 0,
+                  "late": 0, "late_complete": true, "failing": 0, "failing_complete": true },
+                { "owner": "bob", "state": "active", "active": 1, "paused": 0, "retired": 0, "quarantined": 0,
+                  "late": 0, "late_complete": true, "failing": 0, "failing_complete": true },
             ])
         );
         let chain = show(&config, "eu/1").await["chain"].clone();

@@ -1,4 +1,4 @@
-//! `roundelay top` in a real terminal of 80×24, by tmux: what it shows, and what keys order, seen in the ledger.
+//! `roundelay top` in a real terminal, mostly of 80×24, by tmux: what it shows, and what keys order, seen in the ledger.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -143,6 +143,13 @@ async fn everything_is_shown_and_steered(ground: Ground) {
     assert_eq!(shown[0], "[# Overview] # Queues # Throttles # Late # Workers # Log ##:##:## UTC", "{shown:#?}");
     assert_eq!(shown[2], "sleeping due for a slot running LATE FAILING", "{shown:#?}");
     assert_eq!(shown[23], "q quit ? help #-# or Tab screens ↑↓ scroll what is wrong", "{shown:#?}");
+
+    // A larger terminal has more at once, and the small one is as it was.
+    terminal.tmux(&["resize-window", "-x", "200", "-y", "60"]);
+    terminal.shows(&["[1 Overview]", "p99 late", "3 queues", "1 throttle", "What is wrong", "1 worker", &name]).await;
+    terminal.tmux(&["resize-window", "-x", "80", "-y", "24"]);
+    terminal.shows(&["LATE FAILING"]).await;
+    assert!(!terminal.screen().contains("p99 late"), "{}", terminal.screen());
 
     // The user of the terminal pauses a queue, with a reason, and only after a yes.
     terminal.press(&["2"]);

@@ -14,7 +14,8 @@ use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
 use roundelay_model::clock::Time;
-use roundelay_model::fleet::{FleetOrders, host};
+use roundelay_model::fleet::host;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::audited::{Order, audited};
@@ -29,6 +30,8 @@ use super::{ConfigFile, grouped};
 ///   roundelay queue list                                        the state of all of them
 ///   roundelay queue pause sync-ios --why 'they are down'        workers take no more jobs from it
 ///   roundelay queue resume sync-ios
+///   roundelay queue pause --all --why 'incident 7'              nothing starts any more, whatever is due
+///   roundelay queue resume --all --why 'incident 7'             those that were paused for this
 ///   roundelay queue concurrency sync-ios 32                     in each worker; without a number, as configured
 ///
 /// Orders are kept in the ledger. Every worker knows of them within two seconds, and they hold until they are taken
@@ -47,6 +50,9 @@ enum QueueWord {
     Resume(ResumeQueue),
     Concurrency(Concurrency),
 }
+
+/// What an order for all queues is about, in the audit.
+const ALL: &str = "--all";
 
 /// Lists the queues of the configuration, and queues that only chains name.
 #[derive(Args)]
@@ -71,11 +77,15 @@ struct OrderArgs {
     json: bool,
 }
 
-/// Pauses a queue: workers take no more jobs from it.
+/// Pauses a queue, or all of them: workers take no more jobs from it.
 #[derive(Args)]
 struct PauseQueue {
     /// A name under [queues].
-    queue: String,
+    #[arg(required_unless_present = "all")]
+    queue: Option<String>,
+    /// All queues that are not paused.
+    #[arg(long, conflicts_with = "queue")]
+    all: bool,
     /// The reason, for people who ask why nothing runs.
     #[arg(long, value_name = "TEXT")]
     why: String,
@@ -83,11 +93,18 @@ struct PauseQueue {
     said: OrderArgs,
 }
 
-/// Lets workers take jobs from a queue again.
+/// Lets workers take jobs from a queue again, or from all that are paused.
 #[derive(Args)]
 struct ResumeQueue {
     /// A name under [queues].
-    queue: String,
+    #[arg(required_unless_present = "all")]
+    queue: Option<String>,
+    /// All queues that are paused.
+    #[arg(long, conflicts_with = "queue")]
+    all: bool,
+    /// Of all queues, only those that were paused with this reason.
+    #[arg(long, value_name = "TEXT", requires = "all")]
+    why: Option<String>,
     #[command(flatten)]
     said: OrderArgs,
 }
@@ -163,10 +180,10 @@ pub fn current_user() -> String {
 
 impl OrderArgs {
     /// Gives an order, and prints its result.
-    async fn order(
+    async fn order<O: Serialize>(
         self,
         (command, target, detail): (&str, &str, Value),
-        give: impl AsyncFnOnce(&Operator<'_>) -> operate::Result<Ordered<FleetOrders>>,
+        give: impl AsyncFnOnce(&Operator<'_>) -> operate::Result<Ordered<O>>,
     ) -> anyhow::Result<()> {
         let config = self.config.load()?;
         let ledger = ledger(&config).await?;
@@ -185,13 +202,21 @@ impl Queue {
     pub async fn run(self) -> anyhow::Result<()> {
         match self.word {
             QueueWord::List(list) => list.run().await,
-            QueueWord::Pause(PauseQueue { queue, why, said }) => {
+            QueueWord::Pause(PauseQueue { queue: Some(queue), why, said, .. }) => {
                 let about = ("queue pause", queue.as_str(), json!({ "why": why }));
                 said.order(about, async |operator| queue::pause(operator, &queue, &why).await).await
             }
-            QueueWord::Resume(ResumeQueue { queue, said }) => {
+            QueueWord::Pause(PauseQueue { queue: None, why, said, .. }) => {
+                let about = ("queue pause", ALL, json!({ "why": why }));
+                said.order(about, async |operator| queue::pause_all(operator, &why).await).await
+            }
+            QueueWord::Resume(ResumeQueue { queue: Some(queue), said, .. }) => {
                 let about = ("queue resume", queue.as_str(), json!({}));
                 said.order(about, async |operator| queue::resume(operator, &queue).await).await
+            }
+            QueueWord::Resume(ResumeQueue { queue: None, why, said, .. }) => {
+                let about = ("queue resume", ALL, json!({ "why": why }));
+                said.order(about, async |operator| queue::resume_all(operator, why.as_deref()).await).await
             }
             QueueWord::Concurrency(Concurrency { queue, places, said }) => {
                 let places = places.map(usize::from);

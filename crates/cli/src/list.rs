@@ -3,11 +3,12 @@
 use anyhow::{Error, anyhow};
 use clap::{Args, ValueEnum};
 use roundelay_admin::inspect::format::{self, doing_of, rough, word};
+use roundelay_admin::inspect::owners::{self, OwnerRow};
 use roundelay_config::Config;
 use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
-use roundelay_ledger::{ChainFilter, ChainState, Condition, Cursor, ListFilter, Listed, OwnerCensus};
+use roundelay_ledger::{ChainFilter, ChainState, Condition, Cursor, ListFilter, Listed};
 use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use serde_json::{Value, json};
@@ -46,7 +47,8 @@ pub struct List {
     /// Only chains whose keys match: `*` stands for anything, `?` for one character.
     #[arg(long, value_name = "PATTERN")]
     key: Option<String>,
-    /// Owners instead of chains: how many chains each has, and whether an owner is paused or retired.
+    /// Owners instead of chains: how many chains each has, how many are late, what is failing, and whether an owner is
+    /// paused or retired.
     #[arg(long, conflicts_with_all = ["kind", "owner", "queue", "state", "key"])]
     owners: bool,
     /// The most rows to list.
@@ -90,7 +92,9 @@ impl List {
         if self.owners {
             // The additional row shows whether there is a next page.
             let waits = waiting("counting chains by owner");
-            let owners = ledger.owners(self.after.clone().unwrap_or_default(), self.limit + 1).await?;
+            let after = self.after.clone().unwrap_or_default();
+            // Whoever waits at a terminal can wait until all is counted.
+            let owners = owners::page(after, self.limit + 1, u32::MAX, &config, &*ledger).await?;
             drop(waits);
             return self.print_owners(owners);
         }
@@ -139,11 +143,11 @@ impl List {
             let last = page.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
             let until = last.filter(|_| page.len() > self.limit as usize);
             let room = page.len() + slept.len();
-            let page = overslept::among(page, slept.clone(), &filter, (from.as_ref(), until.as_ref()), room);
+            let places = (from.as_ref(), until.as_ref());
+            let page = overslept::among(page, slept.clone(), &filter, places, room, overslept::by_name);
+            let page = page.into_iter().map(|(_, chain)| chain);
             // Which of the two a chain is follows from orders that the ledger's index does not know.
-            chains.extend(
-                page.into_iter().filter(|of| word.is_none_or(|word| doing_of(of, &config, &holds, at) == word)),
-            );
+            chains.extend(page.filter(|of| word.is_none_or(|word| doing_of(of, &config, &holds, at) == word)));
             from = until;
             if from.is_none() || chains.len() > self.limit as usize {
                 break;
@@ -200,17 +204,12 @@ impl List {
         Ok(())
     }
 
-    fn print_owners(&self, mut owners: Vec<OwnerCensus>) -> anyhow::Result<()> {
+    fn print_owners(&self, mut owners: Vec<OwnerRow>) -> anyhow::Result<()> {
         let more = owners.len() > self.limit as usize;
         owners.truncate(self.limit as usize);
         let next = owners.last().filter(|_| more).map(|last| last.owner.clone());
         if self.json {
-            let owners = owners.iter().map(|of| {
-                let OwnerCensus { owner, state, active, paused, retired, quarantined } = of;
-                json!({ "owner": owner, "state": word(*state), "active": active, "paused": paused, "retired": retired,
-                        "quarantined": quarantined })
-            });
-            return screen::json(&json!({ "owners": owners.collect::<Vec<_>>(), "after": next }));
+            return screen::json(&json!({ "owners": owners, "after": next }));
         }
         if owners.is_empty() {
             out!("there are no owners; `roster.owner` of a kind, and `roundelay publish --owner`, say who owns what");
@@ -223,16 +222,20 @@ impl List {
             Column::number("paused"),
             Column::number("retired"),
             Column::number("quarantined"),
+            Column::number("late"),
+            Column::number("failing"),
         ]);
         for of in &owners {
             let [active, paused, retired] = [of.active, of.paused, of.retired].map(grouped);
             table.row([
                 Cell::from(&of.owner),
-                word(of.state).into(),
+                of.state.into(),
                 active.into(),
                 paused.into(),
                 retired.into(),
                 Cell::from(grouped(of.quarantined)).tinted_if(of.quarantined > 0, Tint::Wrong),
+                Cell::from(grouped(of.late)).tinted_if(of.late > 0, Tint::Notable),
+                Cell::from(grouped(of.failing)).tinted_if(of.failing > 0, Tint::Notable),
             ]);
         }
         table.print();

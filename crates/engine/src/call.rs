@@ -114,6 +114,7 @@ impl Core {
         let late = self.ledger.now().since(due);
         let (_running, figures, since) =
             (queue.figures.started(late), self.observing.figures(&job.kind), Instant::now());
+        figures.inspect(|figures| figures.started(late));
         let (span, handling) = (trace.handler(), trace.begin());
         let context = Context::new(reports).started(upstream.clone(), span.clone());
         let outcome = self.outcome_within(patience, handler.run(job, context)).await;

@@ -54,6 +54,7 @@ mod hand_out;
 mod heartbeat;
 pub mod holds;
 mod in_hand;
+mod kind_stats;
 mod left_behind;
 pub mod life;
 pub mod monitor;

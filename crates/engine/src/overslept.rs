@@ -5,14 +5,16 @@
 //! bounded, however many chains there are: of each queue two sorts of chains are judged, those that catch-up looks at
 //! last, and those that it should have looked at already although they are due later.
 
+use std::collections::BTreeSet;
+
 use roundelay_config::{Config, OwnSchedule, is_internal, schedule_of_kind};
 use roundelay_ledger::{
-    Census, ChainState, ChainView, Condition, Cursor, Hint, Holder, Ledger, LedgerError, ListFilter, Listed,
-    fits_pattern,
+    Census, ChainState, ChainView, Condition, Cursor, Hint, Holder, LateCursor, Ledger, LedgerError, ListFilter,
+    Listed, fits_pattern,
 };
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
-use roundelay_model::ids::TickNo;
+use roundelay_model::ids::{Epoch, TickNo};
 use roundelay_model::schedule::{Asleep, Schedule, phase};
 
 use crate::holds::Holds;
@@ -150,23 +152,35 @@ pub async fn census(
     Ok((census, found))
 }
 
+/// The place of a late chain in the order of kind and key.
+pub fn by_name(chain: &Listed, _: Time) -> Cursor {
+    (chain.hint.kind.clone(), chain.hint.key.clone())
+}
+
+/// The place of a late chain in the order in which they are late, the longest overdue first.
+pub fn by_lateness(chain: &Listed, since: Time) -> LateCursor {
+    (since, chain.hint.epoch)
+}
+
 /// Puts those that fit into a page of late chains, in their order: after `after`, up to `until`, at most `limit` in
-/// all.
-pub fn among(
+/// all. `place` says where a chain belongs that is overdue since then. Answers each with its place.
+pub fn among<P: Ord>(
     page: Vec<Listed>,
     found: Vec<Overslept>,
     filter: &ListFilter,
-    (after, until): (Option<&Cursor>, Option<&Cursor>),
+    (after, until): (Option<&P>, Option<&P>),
     limit: usize,
-) -> Vec<Listed> {
-    let place = |chain: &Listed| (chain.hint.kind.clone(), chain.hint.key.clone());
-    let mut all = page;
-    all.extend(found.into_iter().map(|found| found.chain).filter(|chain| {
-        let at = place(chain);
-        fits(chain, filter) && after.is_none_or(|after| at > *after) && until.is_none_or(|until| at <= *until)
-    }));
-    all.sort_by_key(place);
-    all.dedup_by_key(|chain| chain.hint.epoch);
+    place: impl Fn(&Listed, Time) -> P,
+) -> Vec<(P, Listed)> {
+    let there: BTreeSet<Epoch> = page.iter().map(|chain| chain.hint.epoch).collect();
+    let mut all: Vec<(P, Listed)> = page.into_iter().map(|chain| (place(&chain, chain.hint.due), chain)).collect();
+    let found =
+        found.into_iter().filter(|found| !there.contains(&found.chain.hint.epoch) && fits(&found.chain, filter));
+    let found = found.map(|Overslept { chain, since }| (place(&chain, since), chain));
+    all.extend(
+        found.filter(|(at, _)| after.is_none_or(|after| *at > *after) && until.is_none_or(|until| *at <= *until)),
+    );
+    all.sort_by(|(a, _), (b, _)| a.cmp(b));
     all.truncate(limit);
     all
 }
@@ -188,7 +202,7 @@ fn fits(chain: &Listed, filter: &ListFilter) -> bool {
 mod tests {
     use super::*;
     use roundelay_ledger::ChainFilter;
-    use roundelay_model::ids::{Epoch, Fence};
+    use roundelay_model::ids::Fence;
 
     const fn at(secs: i64) -> Time {
         Time::from_millis(secs * 1_000)
@@ -261,8 +275,9 @@ mod tests {
                 filter,
                 (after.as_ref(), until.as_ref()),
                 limit,
+                by_name,
             );
-            page.into_iter().map(|chain| chain.hint.key).collect::<Vec<_>>().join(" ")
+            page.into_iter().map(|(_, chain)| chain.hint.key).collect::<Vec<_>>().join(" ")
         };
         let all = ListFilter::default();
         assert_eq!(keys(&all, None, None, 9), "a bb ccc dddd eeeee");
@@ -271,5 +286,24 @@ mod tests {
         let like =
             ListFilter { which: ChainFilter { like: Some("*e".into()), ..ChainFilter::default() }, condition: None };
         assert_eq!(keys(&like, None, None, 9), "bb dddd eeeee", "the page itself fits already");
+    }
+
+    #[test]
+    fn overslept_chains_are_among_the_longest_late_by_when_they_were_meant_to_be_due() {
+        let late = |key: &str, due| {
+            let mut chain = chain(key);
+            chain.hint.due = at(due);
+            chain
+        };
+        let found = |key: &str, since| Overslept { chain: chain(key), since: at(since) };
+        let keys = |after: Option<LateCursor>, until: Option<LateCursor>| {
+            let page = vec![late("z", 90), late("yy", 110)];
+            let slept = vec![found("xxx", 80), found("wwww", 100), found("vvvvv", 120)];
+            let all = among(page, slept, &ListFilter::default(), (after.as_ref(), until.as_ref()), 9, by_lateness);
+            all.into_iter().map(|(_, chain)| chain.hint.key).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(keys(None, None), "xxx z wwww yy vvvvv");
+        let (first, last) = ((at(80), Epoch(3)), (at(110), Epoch(2)));
+        assert_eq!(keys(Some(first), Some(last)), "z wwww yy");
     }
 }

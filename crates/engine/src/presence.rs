@@ -10,13 +10,14 @@ use roundelay_config::is_internal;
 use roundelay_ledger::LedgerError;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{
-    Counter, EVERY, FleetOrders, Lateness, Presence, QueuePresence, SECONDS, Subject, ThroughputSample, WorkerState,
-    host,
+    Counter, EVERY, FleetOrders, Lateness, OLDEST, Presence, QueuePresence, SECONDS, Subject, ThroughputSample,
+    WorkerState, host,
 };
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::catalog::Catalog;
 use crate::chores::Chores;
+use crate::kind_stats::OwnKindStats;
 use crate::observing::Observing;
 use crate::patient::PatientLedger;
 use crate::queue::QueueRun;
@@ -109,6 +110,7 @@ struct Told {
     all: Counter,
     queues: BTreeMap<String, Counted>,
     untold: Vec<ThroughputSample>,
+    kinds: OwnKindStats,
     /// When it last told, and of what.
     last: Option<(Instant, Look)>,
 }
@@ -130,7 +132,14 @@ impl Told {
         let started = needs.ledger.now();
         let counted = || Counted { counter: Counter::starting(started), ..Counted::default() };
         let queues = platform_queues(needs).map(|(name, _)| (name.clone(), counted())).collect();
-        Self { started, all: Counter::starting(started), queues, untold: Vec::new(), last: None }
+        Self {
+            started,
+            all: Counter::starting(started),
+            queues,
+            untold: Vec::new(),
+            kinds: OwnKindStats::default(),
+            last: None,
+        }
     }
 
     /// A second is over.
@@ -154,6 +163,9 @@ impl Told {
             self.untold.push(ThroughputSample { at, starts, late_ms });
             let surplus = self.untold.len().saturating_sub(MAX_UNTOLD);
             self.untold.drain(..surplus);
+            for (kind, figures) in &needs.observing.figures {
+                self.kinds.add(kind, &figures.take_recent(), now);
+            }
         }
     }
 
@@ -168,6 +180,12 @@ impl Told {
         needs.ledger.attend(presence, self.untold.clone()).await?;
         self.untold.clear();
         self.last = Some((Instant::now(), look));
+        let buckets = self.kinds.untold();
+        if !buckets.is_empty() {
+            needs.ledger.note_kinds(needs.worker.to_string(), buckets.clone()).await?;
+            self.kinds.told(&buckets);
+        }
+        self.kinds.clear(needs.ledger.now());
         Ok(())
     }
 
@@ -204,6 +222,7 @@ impl Told {
             queues,
             kinds: kinds.collect(),
             leases: needs.vitals.count(),
+            oldest: needs.vitals.oldest(OLDEST),
         }
     }
 }

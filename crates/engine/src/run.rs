@@ -1,10 +1,11 @@
 //! Starts an engine, and stops it.
 
 use std::fs::{File, TryLockError};
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use roundelay_broker::Broker;
+use roundelay_broker::BrokerUrl;
 use roundelay_config::{Config, TracingSettings};
 use roundelay_ledger::LedgerUrl;
 use tokio_util::sync::CancellationToken;
@@ -32,6 +33,12 @@ impl Engine {
     pub async fn run(mut self, shutdown: CancellationToken) -> Result<(), StartError> {
         let mut companions = std::mem::take(&mut self.companions);
         companion::check(&companions, &self.config)?;
+        // Before an address is taken: that another worker has it is only what follows.
+        let keeps_messages = match &self.connections {
+            Some(connections) => connections.broker.keeps_messages(),
+            None => !matches!(self.config.broker.url, BrokerUrl::Embedded),
+        };
+        let _alone = if keeps_messages { None } else { alone(&self.config)? };
         for companion in &mut companions {
             companion.bind(&self.config).await?;
         }
@@ -58,7 +65,6 @@ impl Engine {
         for (name, task) in companions.iter_mut().flat_map(|companion| companion.watch(&handle)) {
             lasting.spawn(name, core.observing.life.bind(task));
         }
-        let _alone = alone(&self.config, &*core.publishing.dispatch.broker)?;
         topology_guard::check(&*core.ledger, &self.config, core.publishing.dispatch.broker.keeps_messages()).await?;
         let away = core.publishing.dispatch.broker.unavailable();
         let without = match away {
@@ -202,14 +208,16 @@ async fn read_clock(core: Arc<Core>) {
 
 /// Sees to it that no other worker with an embedded broker runs on the same ledger file: each would
 /// re-create all messages, and run the jobs that are kept there. Holds as long as the file is open.
-fn alone(config: &Config, broker: &dyn Broker) -> Result<Option<File>, StartError> {
+fn alone(config: &Config) -> Result<Option<File>, StartError> {
     let LedgerUrl::Sqlite(ledger) = &config.ledger.url else { return Ok(None) };
-    if broker.keeps_messages() {
-        return Ok(None);
-    }
     let path = ledger.with_added_extension("lock");
     let setup = |what: String| StartError::Setup(format!("{}: {what}", path.display()));
-    let file = File::create(&path).map_err(|error| setup(error.to_string()))?;
+    let file = match File::create(&path) {
+        Ok(file) => file,
+        // To open the ledger says better what is missing.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(setup(error.to_string())),
+    };
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(TryLockError::Error(error)) => Err(setup(error.to_string())),

@@ -94,6 +94,11 @@ impl Vitals {
         self.claims().len()
     }
 
+    /// The claims that were made first, at most `most`, in the order in which they were made.
+    pub fn oldest(&self, most: usize) -> Vec<Fence> {
+        self.claims().keys().take(most).copied().collect()
+    }
+
     /// Waits until there is a session to claim for.
     pub async fn term(&self) -> Arc<Term> {
         loop {

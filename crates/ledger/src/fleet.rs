@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrder, FleetOrders, Presence, SILENT, Subject, ThroughputSample};
+use roundelay_model::kind_stats::{KindBucket, KindStats, Step};
 
 use crate::error::LedgerError;
 
@@ -28,6 +29,21 @@ impl SeenWorker {
 pub(super) fn gone(subject: Subject) -> LedgerError {
     let (Subject::Queue(name) | Subject::Worker(name)) = subject;
     LedgerError::NoWorker(name)
+}
+
+/// Buckets of all workers, from rows in the order of time and kind. What another version has written and this one cannot
+/// read is left out.
+pub(super) fn of_all_workers(step: Step, rows: impl Iterator<Item = (i64, String, String)>) -> Vec<KindBucket> {
+    let mut all: Vec<KindBucket> = Vec::new();
+    for (at, kind, said) in rows {
+        let Ok(stats) = serde_json::from_str::<KindStats>(&said) else { continue };
+        let at = Time::from_millis(at);
+        match all.last_mut().filter(|last| (last.at, &last.kind) == (at, &kind)) {
+            Some(last) => last.stats.add(&stats),
+            None => all.push(KindBucket { step, at, kind, stats }),
+        }
+    }
+    all
 }
 
 /// Knows the workers of this ledger.
@@ -57,6 +73,20 @@ pub trait Fleet {
     /// # Errors
     /// When the ledger cannot be read.
     async fn pulses(&self, since: Time) -> Result<Vec<ThroughputSample>, LedgerError>;
+
+    /// Writes what the runs of kinds came to on a worker, in place of what the worker has written for the same stretches
+    /// before. Forgets what is older than [`roundelay_model::kind_stats::Step::kept`].
+    ///
+    /// # Errors
+    /// When it is not known to be written. To write it again changes nothing.
+    async fn note_kinds(&self, worker: String, buckets: Vec<KindBucket>) -> Result<(), LedgerError>;
+
+    /// What the runs of each kind came to on all workers, in the stretches of this length that began then or later, in
+    /// their order and by kind.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn kinds(&self, step: Step, since: Time) -> Result<Vec<KindBucket>, LedgerError>;
 
     /// What operators have ordered, by subject; subjects without orders are absent.
     ///

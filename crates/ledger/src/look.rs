@@ -94,7 +94,48 @@ pub struct OwnerCensus {
     pub retired: i64,
     /// Those whose messages were ahead of the ledger.
     pub quarantined: i64,
+    /// Of those that tick, the late ones, as far as they were looked at.
+    pub late: i64,
+    /// Whether all that tick were looked at. Else there may be more late ones.
+    pub late_complete: bool,
+    /// Failures of their entities, of the whole or of parts, of which the entities have not recovered; as far as
+    /// failures were looked at.
+    pub failing: i64,
+    /// Whether all failures of the ledger were looked at. Else there may be more.
+    pub failing_complete: bool,
 }
+
+/// How many active chains a page of owners looks at for a screen, at most, and failures in proportion: some tenth of a
+/// second of work.
+pub const OWNERS_EFFORT: u32 = 50_000;
+
+/// As many chains are looked at in the time that one failure takes, whose chain is found by its name.
+const PER_FAILURE: u32 = 4;
+
+/// How many failures a page of owners looks at, at most, that looks at `effort` chains.
+pub(super) fn failures_for(effort: u32) -> u32 {
+    effort / PER_FAILURE
+}
+
+/// How many chains of each owner are looked at so that those of all are at most `effort`: as many of one as of the
+/// other, and what owners with fewer chains leave is for those with more. `chains` are how many each has.
+pub(super) fn share(chains: impl Iterator<Item = i64>, effort: u32) -> i64 {
+    let mut chains: Vec<i64> = chains.collect();
+    chains.sort_unstable();
+    let mut left = i64::from(effort);
+    for (others, count) in (0..chains.len()).rev().zip(chains) {
+        let equal = left / (others as i64 + 1);
+        if count > equal {
+            return equal;
+        }
+        left -= count;
+    }
+    i64::MAX
+}
+
+/// The place after which a page of late rotations begins, longest overdue first: when the last one of the page before
+/// was due, and its epoch.
+pub type LateCursor = (Time, Epoch);
 
 /// The next tick of a rotation comes at another time. Refused unless the tick is still the one that was seen, sleeps,
 /// and has not started: so a tick is not moved twice.
@@ -186,6 +227,24 @@ mod tests {
         ];
         for (pattern, text, fits) in table {
             assert_eq!(fits_pattern(pattern, text), fits, "{pattern} {text}");
+        }
+    }
+
+    #[test]
+    fn a_table_of_how_many_chains_of_each_owner_are_looked_at() {
+        let table: [(&[i64], u32, i64); 7] = [
+            (&[], 10, i64::MAX),
+            (&[3, 7], 10, i64::MAX),
+            (&[3, 8], 10, 7),
+            (&[1_000, 2, 1_000, 0], 102, 50),
+            (&[1_000_000], 50_000, 50_000),
+            (&[5, 5, 5], 2, 0),
+            (&[0, 0], 0, i64::MAX),
+        ];
+        for (chains, effort, expected) in table {
+            let each = share(chains.iter().copied(), effort);
+            assert_eq!(each, expected, "{chains:?}");
+            assert!(chains.iter().map(|count| (*count).min(each)).sum::<i64>() <= i64::from(effort), "{chains:?}");
         }
     }
 

@@ -10,7 +10,7 @@ use roundelay_model::progress::Progress;
 use crate::census::Census;
 use crate::chain::{ChainState, Hint, Holder};
 use crate::error::LedgerError;
-use crate::look::{Cursor, ListFilter, Listed, OwnerCensus};
+use crate::look::{Cursor, LateCursor, ListFilter, Listed, OwnerCensus};
 
 /// An active chain that is late, or a quarantined one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,11 +120,21 @@ pub trait Reports {
     /// When the ledger cannot be read.
     async fn list(&self, filter: ListFilter, after: Option<Cursor>, limit: u32) -> Result<Vec<Listed>, LedgerError>;
 
-    /// Owners after this one, in their order.
+    /// Owners after this one, in their order. Late are rotations that tick, were due before `before`, are not being
+    /// run, do not wait for the other row of their chain, and are not on one of the queues `except`. To find them and
+    /// what fails, at most `effort` active rotations of all these owners together are looked at, and a quarter as many
+    /// failures.
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError>;
+    async fn owners(
+        &self,
+        after: String,
+        limit: u32,
+        before: Time,
+        except: Vec<String>,
+        effort: u32,
+    ) -> Result<Vec<OwnerCensus>, LedgerError>;
 
     /// Active chains that were due before `before`, are not being run, and do not wait for the other row of their chain
     /// (a rotation for a manual run, or that for the rotation or for the cooldown), longest overdue first, and
@@ -133,6 +143,20 @@ pub trait Reports {
     /// # Errors
     /// When the ledger cannot be read.
     async fn late(&self, before: Time, except: Vec<String>, limit: u32) -> Result<Vec<LateChain>, LedgerError>;
+
+    /// Rotations that fit the filter, those that were due first first, after a place; those on the queues `except` are
+    /// left out. The filter says before when they were due (`late_before`). Goes through all chains each time, or
+    /// through all of the owner.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn longest_late(
+        &self,
+        filter: ListFilter,
+        except: Vec<String>,
+        after: Option<LateCursor>,
+        limit: u32,
+    ) -> Result<Vec<Listed>, LedgerError>;
 
     /// Counts chains.
     ///

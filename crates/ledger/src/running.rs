@@ -35,6 +35,49 @@ pub struct RunningJob {
     pub progress: Progress,
 }
 
+/// What a run is one of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunSource {
+    /// The ticks of a chain, or its manual runs.
+    Chain,
+    /// The jobs of a batch for whose end a chain waits.
+    Batch,
+    /// One-off jobs.
+    Job,
+}
+
+/// A run that has begun and not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenRun {
+    /// What it is one of.
+    pub source: RunSource,
+    /// Its kind.
+    pub kind: String,
+    /// Its entity.
+    pub key: String,
+    /// Which attempt.
+    pub attempt: u32,
+    /// When it began.
+    pub started: Time,
+    /// How far it has said it had come, last.
+    pub progress: Option<Progress>,
+}
+
+impl From<RunningJob> for OpenRun {
+    fn from(job: RunningJob) -> Self {
+        let RunningJob { kind, key, attempt, started, progress, .. } = job;
+        Self { source: RunSource::Job, kind, key, attempt, started, progress: Some(progress) }
+    }
+}
+
+/// Of the open runs of chains and the jobs of a worker, at most `limit`, the longest first.
+pub(super) fn longest(mut runs: Vec<OpenRun>, jobs: Vec<RunningJob>, limit: u32) -> Vec<OpenRun> {
+    runs.extend(jobs.into_iter().map(OpenRun::from));
+    runs.sort_by_key(|run| run.started);
+    runs.truncate(limit as usize);
+    runs
+}
+
 /// Keeps the progress of runs, and which one-off jobs run.
 #[async_trait]
 pub trait Running {
@@ -56,6 +99,19 @@ pub trait Running {
     /// # Errors
     /// When the ledger cannot be read.
     async fn running(&self, kind: String, key: String) -> Result<Vec<RunningJob>, LedgerError>;
+
+    /// What a worker has begun and not ended, the longest first, at most `limit`: of chains, the attempts with these
+    /// fences, and those among the last `effort` attempts of all workers; of one-off jobs, those that report progress.
+    ///
+    /// # Errors
+    /// When the ledger cannot be read.
+    async fn open_runs(
+        &self,
+        worker: String,
+        fences: Vec<Fence>,
+        limit: u32,
+        effort: u32,
+    ) -> Result<Vec<OpenRun>, LedgerError>;
 
     /// The sessions besides `session` that began to run the job of this name, and did not finish it.
     ///

@@ -11,6 +11,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Time;
+use crate::ids::Fence;
 
 /// A worker says at least this often how it is.
 pub const EVERY: Duration = Duration::from_secs(10);
@@ -22,6 +23,8 @@ const TOLD_WITHIN: Duration = Duration::from_secs(2);
 const SINGLE: usize = 12;
 /// The seconds of a [`ThroughputSample`].
 pub const SECONDS: usize = 10;
+/// How many of its claims a worker names.
+pub const OLDEST: usize = 20;
 /// How long pulses are kept, and workers that have fallen silent.
 pub const KEPT: Duration = Duration::from_secs(3_600);
 
@@ -68,6 +71,10 @@ pub struct Presence {
     pub kinds: Vec<String>,
     /// Claims that it holds.
     pub leases: usize,
+    /// Those of them that it has held longest, the longest first, at most [`OLDEST`]; none in the words of an older
+    /// version.
+    #[serde(default)]
+    pub oldest: Vec<Fence>,
 }
 
 /// What a worker is doing.

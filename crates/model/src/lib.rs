@@ -14,6 +14,7 @@
 //!    and what operators have ordered of them.
 //! 5. [`outcome`] with its [`reason`]: what the handler said. [`policy`]: what follows by the reason. [`failure`]: what
 //!    is kept of it. [`progress`]: how far a run has come.
+//!    [`kind_stats`]: what the runs of a kind came to, over time.
 //! 6. [`schedule`]: when the next tick is due. [`calendar`] and [`clock`]: the ledger's time and the wall clock.
 //!
 //! Beside that: [`backoff`], the pauses between attempts; [`egress`], where HTTP calls may lead; [`ids`], the numbers
@@ -32,6 +33,7 @@ pub mod fleet;
 pub mod guard;
 pub mod ids;
 pub mod job;
+pub mod kind_stats;
 pub mod ladder;
 pub mod lanes;
 pub mod outcome;

@@ -16,6 +16,7 @@ use roundelay_model::deaths::Hands;
 use roundelay_model::failure::{FailedItem, Failure, ItemEnd};
 use roundelay_model::fleet::{FleetOrder, FleetOrders, Presence, Subject, ThroughputSample};
 use roundelay_model::ids::{Epoch, Fence};
+use roundelay_model::kind_stats::{KindBucket, Step};
 use roundelay_model::pacing::orders::{Orders, ThrottleOrder};
 use roundelay_model::pacing::{SlotRequest, SlotResponse};
 use roundelay_model::progress::Progress;
@@ -343,6 +344,7 @@ forward! {
         write take_in_hand(job: String, session: i64) -> ();
         write out_of_hand(job: String) -> ();
         read running(kind: String, key: String) -> Vec<RunningJob>;
+        read open_runs(worker: String, fences: Vec<Fence>, limit: u32, effort: u32) -> Vec<OpenRun>;
         write note_progress(runs: Vec<(Fence, Progress)>) -> ();
     }
 }
@@ -474,6 +476,8 @@ forward! {
         write leave(worker: String) -> ();
         read workers() -> Vec<SeenWorker>;
         read pulses(since: Time) -> Vec<ThroughputSample>;
+        write note_kinds(worker: String, buckets: Vec<KindBucket>) -> ();
+        read kinds(step: Step, since: Time) -> Vec<KindBucket>;
         write order_fleet(subject: Subject, order: FleetOrder, by: String) -> FleetOrders;
     }
 
@@ -510,8 +514,20 @@ forward! {
     impl Reports {
         read chains(kind: String, key: String) -> Vec<ChainView>;
         read list(filter: ListFilter, after: Option<Cursor>, limit: u32) -> Vec<Listed>;
-        read owners(after: String, limit: u32) -> Vec<OwnerCensus>;
+        read owners(
+            after: String,
+            limit: u32,
+            before: Time,
+            except: Vec<String>,
+            effort: u32,
+        ) -> Vec<OwnerCensus>;
         read late(before: Time, except: Vec<String>, limit: u32) -> Vec<LateChain>;
+        read longest_late(
+            filter: ListFilter,
+            except: Vec<String>,
+            after: Option<LateCursor>,
+            limit: u32,
+        ) -> Vec<Listed>;
         read census(slack: Duration) -> Census;
         read history(fence: Fence, limit: u32) -> Vec<AttemptRecord>;
         read attempts(after: Fence, limit: u32) -> Vec<AttemptRecord>;

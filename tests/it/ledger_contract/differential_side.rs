@@ -9,7 +9,9 @@ use std::time::Duration;
 use roundelay::clock::Time;
 use roundelay::guard::Guard;
 use roundelay::ids::{Epoch, Fence, TickNo};
-use roundelay::ledger::{ClaimRequest, FinishRequest, Hint, Kinds, Ledger, LedgerError, ListFilter, NewChain, Sent};
+use roundelay::ledger::{
+    ClaimRequest, FinishRequest, Hint, Kinds, Ledger, LedgerError, ListFilter, NewChain, OWNERS_EFFORT, Sent,
+};
 
 use super::LEASE;
 use crate::harness::SLACK;
@@ -143,7 +145,7 @@ impl Side {
         )?;
         let (list, owners, census, attempts, kept, failures, due) = tokio::try_join!(
             ledger.list(ListFilter::default(), None, 100),
-            ledger.owners(String::new(), 100),
+            ledger.owners(String::new(), 100, later, Vec::new(), OWNERS_EFFORT),
             ledger.census(SLACK),
             ledger.attempts(Fence::NONE, 1_000),
             ledger.kept_jobs(0, 100),

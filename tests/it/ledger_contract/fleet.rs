@@ -6,6 +6,8 @@ use roundelay::fleet::{
     FleetOrder, FleetOrders, KEPT, Lateness, Presence, QueuePresence, SECONDS, Subject, ThroughputSample, WorkerState,
 };
 
+use roundelay::kind_stats::{KindBucket, KindStats, Step};
+
 use super::*;
 
 fn presence(worker: &str, state: WorkerState) -> Presence {
@@ -27,6 +29,7 @@ fn presence(worker: &str, state: WorkerState) -> Presence {
         }],
         kinds: vec!["sync".into()],
         leases: 3,
+        oldest: vec![Fence(7), Fence(i64::MAX)],
     }
 }
 
@@ -70,6 +73,45 @@ async fn what_workers_have_done_is_kept_for_an_hour() {
         // They outlive the worker.
         ledger.leave("b".into()).await.unwrap();
         assert_eq!(ledger.pulses(old.at).await.unwrap().len(), 3);
+    }
+}
+
+#[tokio::test]
+async fn what_runs_of_kinds_came_to_is_the_sum_of_what_workers_wrote_last() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        let bucket = |step: Step, at: Time, kind: &str, done: u64| KindBucket {
+            step,
+            at: step.begin(at),
+            kind: kind.into(),
+            stats: KindStats { ends: BTreeMap::from([("done".into(), done)]), ..KindStats::default() },
+        };
+        let minute = |at, kind: &str, done| bucket(Step::Minute, at, kind, done);
+        let before = now - Duration::from_secs(300);
+        let note = async |worker: &str, buckets: &[KindBucket]| {
+            ledger.note_kinds(worker.into(), buckets.to_vec()).await.unwrap();
+        };
+        note("a", &[minute(before, "sync", 1), minute(now, "sync", 2), bucket(Step::Hour, now, "sync", 9)]).await;
+        // Written again with more, and once more, because the answer was lost.
+        let again = [minute(now, "sync", 5), minute(now, "other \"ü\"", 1)];
+        note("a", &again).await;
+        note("a", &again).await;
+        note("b", &[minute(now, "sync", 4)]).await;
+        note("b", &[]).await;
+        let found = ledger.kinds(Step::Minute, before - Duration::from_secs(60)).await.unwrap();
+        assert_eq!(found, [minute(before, "sync", 1), minute(now, "other \"ü\"", 1), minute(now, "sync", 9)]);
+        assert_eq!(ledger.kinds(Step::Minute, Step::Minute.begin(now)).await.unwrap(), found[1..]);
+        assert_eq!(
+            ledger.kinds(Step::Hour, Step::Hour.begin(now)).await.unwrap(),
+            [bucket(Step::Hour, now, "sync", 9)]
+        );
+        // What is older than it is kept is forgotten when more is written, whichever worker wrote it.
+        let old = now - Step::Minute.kept() - Duration::from_secs(120);
+        note("a", &[minute(old, "sync", 7), bucket(Step::Hour, old, "sync", 7)]).await;
+        note("a", &[minute(now, "sync", 6)]).await;
+        assert_eq!(ledger.kinds(Step::Minute, old).await.unwrap().len(), 3);
+        assert_eq!(ledger.kinds(Step::Hour, Step::Hour.begin(old)).await.unwrap().len(), 2, "kept for nine days");
     }
 }
 

@@ -1,7 +1,9 @@
 //! What operators ask about many chains, and how chains are moved in time.
 
 use roundelay::ids::{Epoch, Fence, TickNo};
-use roundelay::ledger::{Condition, Cursor, ListFilter, Listed, Move, OwnerCensus};
+use roundelay::ledger::{
+    Condition, Cursor, FailureFilter, LateCursor, ListFilter, Listed, Move, OWNERS_EFFORT, OwnerCensus,
+};
 
 use super::*;
 
@@ -113,11 +115,161 @@ async fn owners_are_counted_also_those_of_whom_only_a_word_is_known() {
             paused,
             retired: 0,
             quarantined: 0,
+            late: 0,
+            late_complete: true,
+            failing: 0,
+            failing_complete: true,
         };
         use ChainState::{Active, Retired};
         let all = [census("blue", Active, 1, 0), census("gone", Retired, 0, 0), census("red", Active, 1, 1)];
-        assert_eq!(ledger.owners(String::new(), 10).await.unwrap(), all);
-        assert_eq!(ledger.owners("blue".into(), 1).await.unwrap(), all[1..2]);
+        let owners = async |after: &str, limit| {
+            let before = ledger.now() - SLACK;
+            ledger.owners(after.into(), limit, before, Vec::new(), OWNERS_EFFORT).await.unwrap()
+        };
+        assert_eq!(owners("", 10).await, all);
+        assert_eq!(owners("blue", 1).await, all[1..2]);
+    }
+}
+
+#[tokio::test]
+async fn what_is_late_of_an_owner_is_counted_as_a_search_finds_it() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        let owned = |key: &str, owner: &str, due| NewChain { owner: Some(owner.into()), ..chain(key, due) };
+        let elsewhere = |of: NewChain| NewChain { queue: "elsewhere".into(), ..of };
+        let (past, later) = (now - LEASE, now + LEASE);
+        let once = NewChain { once: true, ..owned("alone", "red", past) };
+        let chains = [
+            owned("a", "red", past),
+            owned("b", "red", past),
+            owned("runs", "red", past),
+            owned("paused", "red", past),
+            owned("asleep", "red", later),
+            elsewhere(owned("other", "red", past)),
+            once,
+            owned("d", "blue", later),
+            owned("nearly", "green", now),
+            chain("nobody's", past),
+        ];
+        ledger.enroll(chains.to_vec()).await.unwrap();
+        ledger.order_chains(which("paused"), ChainOrder::Pause).await.unwrap();
+        let runs = ledger.chains("sync".into(), "runs".into()).await.unwrap().remove(0).hint;
+        granted(ledger, &runs, LEASE).await;
+
+        let before = now - SLACK;
+        let told = async |except: &[&str], effort: u32| {
+            let except = except.iter().map(ToString::to_string).collect();
+            let owners = ledger.owners(String::new(), 10, before, except, effort).await.unwrap();
+            owners.into_iter().map(|of| (of.owner, of.late, of.late_complete)).collect::<Vec<_>>()
+        };
+        let of = |owner: &str, late, complete| (owner.to_owned(), late, complete);
+        assert_eq!(told(&[], 7).await, [of("blue", 0, true), of("green", 0, true), of("red", 3, true)]);
+        assert_eq!(told(&["elsewhere"], 7).await[2], of("red", 2, true), "held by an operator");
+        for (owner, late) in [("blue", 0), ("green", 0), ("red", 3)] {
+            let owner = Some(owner.to_owned());
+            let late_of = ChainFilter { owner, late_before: Some(before), ..ChainFilter::default() };
+            assert_eq!(list(ledger, late_of, None).await.len(), late);
+        }
+
+        // Red has five that tick, and the others have one each.
+        let little = told(&[], 5).await;
+        assert_eq!(little[..2], [of("blue", 0, true), of("green", 0, true)], "those with few are looked at");
+        let (_, late, complete) = &little[2];
+        assert!(*late <= 3 && !complete, "{little:?}");
+        assert_eq!(told(&[], 0).await, [of("blue", 0, false), of("green", 0, false), of("red", 0, false)]);
+    }
+}
+
+#[tokio::test]
+async fn what_fails_of_an_owner_is_counted_until_it_works() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        let owned = |key: &str, owner: &str| NewChain { owner: Some(owner.into()), ..chain(key, now) };
+        let beside = NewChain { once: true, ..owned("a", "red") };
+        let all = vec![owned("a", "red"), owned("b", "red"), owned("c", "blue"), chain("d", now), beside];
+        let hints = ledger.enroll(all).await.unwrap();
+        let failed = async |key: &str, item: &str| {
+            let failed = FailedItem::new(item, "HTTP 503: busy");
+            ledger.record_failure("sync".into(), key.into(), failed, now).await.unwrap();
+        };
+        for (key, item) in [("a", ""), ("a", "us"), ("a", "de"), ("b", ""), ("d", ""), ("unknown", "")] {
+            failed(key, item).await;
+        }
+        let told = async |effort: u32| {
+            let owners = ledger.owners(String::new(), 10, now - SLACK, Vec::new(), effort).await.unwrap();
+            owners.into_iter().map(|of| (of.owner, of.failing, of.failing_complete)).collect::<Vec<_>>()
+        };
+        let counted = async |owner: &str| {
+            let owner = Some(owner.to_owned());
+            let filter = FailureFilter { owner, recovered: Some(false), ..FailureFilter::default() };
+            let (parts, wholes) = ledger.count_failed(filter).await.unwrap();
+            parts + wholes
+        };
+        let of = |owner: &str, failing, complete| (owner.to_owned(), failing, complete);
+        assert_eq!(told(24).await, [of("blue", 0, true), of("red", 4, true)]);
+        assert_eq!((counted("blue").await, counted("red").await), (0, 4));
+        let little = told(23).await;
+        assert!(little.iter().all(|(_, _, complete)| !complete) && little[1].1 <= 4, "{little:?}");
+
+        let Enrolled::Created(b) = &hints[1] else { panic!("it was there") };
+        let grant = granted(ledger, b, LEASE).await;
+        let end = end(b, grant.fence, now + SECOND, tick(now + LEASE), Verdict::Done);
+        written(ledger, end).await;
+        assert_eq!(told(24).await[1], of("red", 3, true), "the whole of b has worked since");
+        assert_eq!(counted("red").await, 3);
+    }
+}
+
+#[tokio::test]
+async fn the_longest_late_come_first_page_by_page() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let now = ledger.now();
+        let ago = |key: &str, secs| chain(key, now - SECOND * secs);
+        let owned = |of: NewChain| NewChain { owner: Some("red".into()), ..of };
+        let elsewhere = |of: NewChain| NewChain { queue: "elsewhere".into(), ..of };
+        let once = NewChain { once: true, ..ago("alone", 900) };
+        let chains = [
+            ago("a", 200),
+            owned(ago("b", 400)),
+            ago("c", 200),
+            elsewhere(owned(ago("d", 300))),
+            ago("runs", 500),
+            ago("due", 1),
+            once,
+            chain("asleep", now + LEASE),
+        ];
+        ledger.enroll(chains.to_vec()).await.unwrap();
+        let runs = ledger.chains("sync".into(), "runs".into()).await.unwrap().remove(0).hint;
+        granted(ledger, &runs, LEASE).await;
+        let found = async |which: ChainFilter, except: &[&str], limit| {
+            let which = ChainFilter { late_before: Some(now - SLACK), ..which };
+            let except: Vec<String> = except.iter().map(ToString::to_string).collect();
+            let (mut seen, mut after) = (Vec::new(), None::<LateCursor>);
+            loop {
+                let filter = ListFilter { which: which.clone(), condition: None };
+                let page = ledger.longest_late(filter, except.clone(), after, limit).await.unwrap();
+                assert!(page.len() <= limit as usize);
+                let Some(last) = page.last() else { return seen };
+                after = Some((last.hint.due, last.hint.epoch));
+                seen.extend(page.into_iter().map(|chain| chain.hint.key));
+            }
+        };
+        // Those that were due at the same time come in the order in which they began.
+        for limit in [1, 3, 100] {
+            assert_eq!(found(ChainFilter::default(), &[], limit).await, ["b", "d", "a", "c"], "{limit}");
+        }
+        assert_eq!(found(ChainFilter::default(), &["elsewhere"], 100).await, ["b", "a", "c"]);
+        let red = ChainFilter { owner: Some("red".into()), ..ChainFilter::default() };
+        assert_eq!(found(red.clone(), &[], 1).await, ["b", "d"]);
+        assert_eq!(found(ChainFilter { like: Some("?".into()), ..red }, &["elsewhere"], 9).await, ["b"]);
+        let sync = |key: &str| ChainFilter { queue: Some("work".into()), ..which(key) };
+        assert_eq!(found(sync("a"), &[], 9).await, ["a"]);
+        assert_eq!(found(sync("d"), &[], 9).await, [""; 0]);
+        let other = ChainFilter { kind: Some("other".into()), ..ChainFilter::default() };
+        assert_eq!(found(other, &[], 9).await, [""; 0]);
     }
 }
 

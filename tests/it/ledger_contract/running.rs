@@ -1,7 +1,7 @@
 //! What runs: chains, which hang on their workers' sessions, and one-off jobs, which report.
 
 use roundelay::ids::Fence;
-use roundelay::ledger::RunningJob;
+use roundelay::ledger::{EFFORT, Member, OpenRun, RunSource, RunningJob};
 use roundelay::progress::Progress;
 
 use super::*;
@@ -46,6 +46,57 @@ async fn a_running_job_is_seen_as_long_as_its_worker_speaks_of_it() {
         assert_eq!(running(ledger).await, []);
         note("b", &[theirs], &[], LEASE).await;
         assert_eq!(running(ledger).await.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn what_a_worker_runs_is_found_by_its_oldest_claims_and_among_the_last_attempts() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let claim = async |key: &str, worker: &str| {
+            let hint = begun(ledger, key).await;
+            let request = ClaimRequest { worker: worker.into(), ..ask(ledger, &hint, LEASE).await };
+            let Claim::Granted(grant) = ledger.claim(request).await.unwrap() else { panic!("not granted") };
+            (hint, grant.fence)
+        };
+        let (_, first) = claim("first", "mine").await;
+        let (_, second) = claim("second", "mine").await;
+        let (over, ended) = claim("over", "mine").await;
+        let (_, theirs) = claim("theirs", "other").await;
+        claim("last", "mine").await;
+        finished(ledger, &over, ended, tick(ledger.now() + LEASE)).await;
+        let open = async |fences: &[Fence], limit, effort| {
+            let found = ledger.open_runs("mine".into(), fences.to_vec(), limit, effort).await.unwrap();
+            found.into_iter().map(|run| (run.key, run.source)).collect::<Vec<_>>()
+        };
+        let of = |keys: &[&str]| keys.iter().map(|key| ((*key).to_owned(), RunSource::Chain)).collect::<Vec<_>>();
+        assert_eq!(open(&[], 9, EFFORT).await, of(&["first", "second", "last"]));
+        assert_eq!(open(&[], 2, EFFORT).await, of(&["first", "second"]));
+        assert_eq!(open(&[], 9, 1).await, of(&["last"]));
+        // What has ended since the worker named it, or is another's, is not run by it.
+        assert_eq!(open(&[first, ended, theirs], 9, 0).await, of(&["first"]));
+        assert_eq!(open(&[second, first], 9, EFFORT).await, of(&["first", "second", "last"]), "each once");
+
+        // A job that reports is among them; a job of a batch is told apart.
+        let job = RunningJob { started: ledger.now() - LEASE, ..job("1", "mine", "listings") };
+        ledger.note_running("mine".into(), vec![job.clone()], Vec::new(), LEASE).await.unwrap();
+        let found = ledger.open_runs("mine".into(), vec![first], 9, 0).await.unwrap();
+        assert_eq!(found[0], OpenRun::from(job));
+        assert_eq!((found[1].key.as_str(), found.len()), ("first", 2));
+        let (parent, fence) = claim("parent", "mine").await;
+        let member = Member {
+            kind: "part".into(),
+            key: "1".into(),
+            queue: "work".into(),
+            payload: "{}".into(),
+            due: ledger.now(),
+            depth: 0,
+        };
+        let gather = end(&parent, fence, ledger.now(), Next::Gather, Verdict::FannedOut);
+        let member = written(ledger, FinishRequest { members: vec![member], ..gather }).await;
+        let request = ClaimRequest { worker: "mine".into(), ..ask(ledger, &member, LEASE).await };
+        assert!(matches!(ledger.claim(request).await.unwrap(), Claim::Granted(_)));
+        assert_eq!(open(&[], 9, 1).await[1], ("1".to_owned(), RunSource::Batch));
     }
 }
 

@@ -123,7 +123,7 @@ async fn runs_are_told_latest_first_with_the_names_of_their_chains() {
         assert_eq!((all.after, all.complete), (None, true));
         let page = ledger.runs(RunFilter::default(), Some(b), 1, EFFORT).await.unwrap();
         assert_eq!((told(&page.found), page.after, page.complete), (vec![(a2, of("a"))], Some(a2), true));
-        let failed = RunFilter { verdict: Some("failed".into()), kind: Some("sync".into()) };
+        let failed = RunFilter { verdict: Some("failed".into()), kind: Some("sync".into()), ..RunFilter::default() };
         let found = ledger.runs(failed.clone(), None, 10, EFFORT).await.unwrap();
         assert_eq!(told(&found.found), [(b, of("b"))]);
         let little = ledger.runs(failed, None, 10, 1).await.unwrap();
@@ -134,6 +134,160 @@ async fn runs_are_told_latest_first_with_the_names_of_their_chains() {
         let numbers: Vec<Vec<Fence>> = histories.iter().map(|of| of.iter().map(|one| one.fence).collect()).collect();
         assert_eq!(numbers, [vec![b2, b], vec![], vec![a2, a]]);
         assert_eq!(ledger.histories(vec![b2], 1).await.unwrap()[0].len(), 1);
+    }
+}
+
+/// A record of a history that was made up, with kind, key, owner and queue of its chain, if that is there.
+struct Made {
+    fence: i64,
+    started: Time,
+    verdict: &'static str,
+    reason: Option<&'static str>,
+    chain: Option<(&'static str, &'static str, Option<&'static str>, &'static str)>,
+}
+
+impl Made {
+    fn fits(&self, filter: &RunFilter) -> bool {
+        let RunFilter { verdict, kind, key, owner, queue, text, since, until } = filter;
+        let is = |wanted: &Option<String>, is: Option<&str>| wanted.is_none() || wanted.as_deref() == is;
+        let (reason, text) =
+            (self.reason.unwrap_or_default().to_lowercase(), text.as_ref().map(|text| text.to_lowercase()));
+        is(verdict, Some(self.verdict))
+            && is(kind, self.chain.map(|(kind, ..)| kind))
+            && is(key, self.chain.map(|(_, key, ..)| key))
+            && is(owner, self.chain.and_then(|(.., owner, _)| owner))
+            && is(queue, self.chain.map(|(.., queue)| queue))
+            && text.is_none_or(|text| reason.contains(&text))
+            && since.is_none_or(|since| self.started >= since)
+            && until.is_none_or(|until| self.started < until)
+    }
+}
+
+/// Writes a history of an hour into a ledger, in which attempts start up to a minute out of the order of their fences:
+/// of a rotation and its manual run, of two further chains, one of which runs rarely, and of one that is gone. Answers
+/// it, latest first.
+async fn made(opened: &Opened) -> Vec<Made> {
+    let ledger = &*opened.ledger;
+    let begin = ledger.now() - Duration::from_secs(3_600);
+    let owned = NewChain { owner: Some("red".into()), queue: "side".into(), ..chain("b", ledger.now()) };
+    let other = NewChain { kind: "charts".into(), ..chain("a", ledger.now()) };
+    let mut epochs =
+        vec![begun(ledger, "a").await.epoch.get(), manual(ledger, "a", Manual::default()).await.epoch.get()];
+    for enrolled in ledger.enroll(vec![owned, other]).await.unwrap() {
+        let Enrolled::Created(hint) = enrolled else { panic!("new: {enrolled:?}") };
+        epochs.push(hint.epoch.get());
+    }
+    epochs.push(7);
+    let chains = [
+        Some(("sync", "a", None, "work")),
+        Some(("sync", "a", None, "work")),
+        Some(("sync", "b", Some("red"), "side")),
+        Some(("charts", "a", None, "work")),
+        None,
+    ];
+    let (mut all, mut rows, mut last) = (Vec::new(), Vec::new(), [0; 5]);
+    for n in 0..360_i64 {
+        // A restart has left a gap.
+        let fence = 1_000 + n + if n < 180 { 0 } else { 4_000_000_000 };
+        let of = if n % 60 == 1 { 3 } else { [0, 1, 2, 4][n as usize * 7 % 4] };
+        let started = begin + Duration::from_secs((n * 10 + n * 37 % 61).unsigned_abs());
+        let (verdict, reason) = match n % 3 {
+            0 => ("failed", Some("HTTP 503: Busy, 50%_")),
+            1 => ("failed", Some("HTTP 404: No such page")),
+            _ => ("done", None),
+        };
+        let (said, at) = (reason.map_or("NULL".into(), |reason| format!("'{reason}'")), started.as_millis());
+        let (epoch, previous) = (epochs[of], last[of]);
+        rows.push(format!("({fence}, {epoch}, {n}, 1, {previous}, 'w', {at}, {at}, {at}, '{verdict}', {said})"));
+        last[of] = fence;
+        all.push(Made { fence, started, verdict, reason, chain: chains[of] });
+    }
+    let mut sql = format!(
+        "INSERT INTO attempts (fence, epoch, tick, attempt, previous, worker, due, started, finished, verdict, reason)
+         VALUES {};",
+        rows.join(",")
+    );
+    for (epoch, fence) in epochs.iter().zip(last) {
+        sql += &format!("UPDATE chains SET fence = {fence} WHERE epoch = {epoch};");
+    }
+    match &opened._schema {
+        Some(schema) => schema.raw().await.batch_execute(&sql).await.unwrap(),
+        None => rusqlite::Connection::open(opened.path()).unwrap().execute_batch(&sql).unwrap(),
+    }
+    all.reverse();
+    all
+}
+
+#[tokio::test]
+async fn runs_are_found_by_all_that_a_filter_can_say_and_none_is_left_out() {
+    for opened in shared().await {
+        let (ledger, history) = (&*opened.ledger, made(&opened).await);
+        let all = RunFilter::default;
+        let of = |text: &str| Some(text.to_owned());
+        let (begin, hour) = (ledger.now() - Duration::from_secs(3_600), Duration::from_secs(3_600));
+        let (early, late) = (history[300].started, history[60].started);
+        let name = || RunFilter { kind: of("sync"), key: of("a"), ..all() };
+        let table = [
+            all(),
+            RunFilter { verdict: of("failed"), ..all() },
+            RunFilter { key: of("a"), ..all() },
+            RunFilter { owner: of("red"), ..all() },
+            RunFilter { queue: of("work"), verdict: of("done"), ..all() },
+            RunFilter { queue: of("none"), ..all() },
+            RunFilter { text: of("bUSY"), ..all() },
+            RunFilter { text: of("50%_"), ..all() },
+            RunFilter { text: of("5_%"), ..all() },
+            RunFilter { since: Some(late), ..all() },
+            RunFilter { since: Some(early), kind: of("charts"), ..all() },
+            RunFilter { since: Some(begin + hour * 2), ..all() },
+            RunFilter { until: Some(early), ..all() },
+            RunFilter { until: Some(late), owner: of("red"), ..all() },
+            RunFilter { until: Some(begin - hour), ..all() },
+            RunFilter { since: Some(early), until: Some(late), ..all() },
+            RunFilter { since: Some(late), until: Some(early), ..all() },
+            RunFilter { since: Some(Time::from_millis(i64::MIN)), until: Some(Time::from_millis(i64::MAX)), ..all() },
+            name(),
+            RunFilter { verdict: of("failed"), text: of("no such"), ..name() },
+            RunFilter { since: Some(late), ..name() },
+            RunFilter { since: Some(early), until: Some(late), ..name() },
+            RunFilter { owner: of("red"), ..name() },
+            RunFilter { kind: of("sync"), key: of("nobody"), ..all() },
+        ];
+        for filter in table {
+            let fitting: Vec<&Made> = history.iter().filter(|one| one.fits(&filter)).collect();
+            let expected: Vec<i64> = fitting.iter().map(|one| one.fence).collect();
+            // However little is done at a time, and however small the pages.
+            let single = (filter.kind.is_some() && filter.key.is_some()).then_some((1, 1));
+            let sizes = [(1_000, EFFORT), (1_000, 23), (5, 31)];
+            for (limit, effort) in sizes.into_iter().chain(single) {
+                let (mut seen, mut before, mut pages) = (Vec::new(), None, 0);
+                loop {
+                    let page = ledger.runs(filter.clone(), before, limit, effort).await.unwrap();
+                    assert!(page.found.len() <= limit as usize && (page.complete || page.after.is_some()));
+                    for found in page.found {
+                        let chain = fitting[seen.len()].chain.map(|(kind, key, ..)| (kind.to_owned(), key.to_owned()));
+                        assert_eq!(found.name, chain, "{filter:?}");
+                        seen.push(found.record.fence.get());
+                    }
+                    pages += 1;
+                    assert!(pages <= 362, "{filter:?} goes in circles");
+                    before = page.after;
+                    if before.is_none() {
+                        break;
+                    }
+                }
+                assert_eq!(seen, expected, "{filter:?}, {limit}, {effort}");
+            }
+        }
+        // What does not lie within the time, or is another chain's, is not looked at.
+        let soon = RunFilter { since: Some(late), verdict: of("lost"), ..all() };
+        let found = ledger.runs(soon, None, 10, 80).await.unwrap();
+        assert_eq!((found.found, found.after, found.complete), (vec![], None, true));
+        let long_ago = RunFilter { until: Some(history[352].started), ..all() };
+        assert_eq!(ledger.runs(long_ago, None, 1, 30).await.unwrap().found.len(), 1);
+        let rare = RunFilter { kind: of("charts"), key: of("a"), ..all() };
+        let found = ledger.runs(rare, None, 10, 60).await.unwrap();
+        assert_eq!((found.found.len(), found.complete), (6, true));
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use roundelay_engine::holds::Holds;
-use roundelay_ledger::{ChainFilter, ChainOrder, Cursor};
+use roundelay_ledger::{ChainFilter, ChainOrder, Found};
 use roundelay_model::calendar::At;
 use roundelay_model::guard::IfRunning;
 use roundelay_model::ids::Fence;
@@ -45,14 +45,25 @@ pub struct ListQuery {
     /// Chains whose key contains this text. If the text has `*` (anything) or `?` (one character), chains whose whole
     /// key matches the pattern.
     text: Option<String>,
+    /// The order of the chains; absent: by kind and key.
+    sort: Option<Sort>,
     /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
-    /// The cursor: `after` of an earlier answer. The page begins after it.
+    /// The cursor: `after` of an earlier answer with the same order. The page begins after it.
     after: Option<String>,
 }
 
-/// Chains, in the order of kind and key.
+/// The order of chains in a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Sort {
+    /// The longest overdue first. Only with `state=late`. The ledger goes through all chains for each page, so with
+    /// very many chains an answer takes longer.
+    Late,
+}
+
+/// Chains, in the order of kind and key, or in the order that was asked for.
 #[derive(Serialize, ToSchema)]
 pub struct ChainPage {
     /// When the chains were read from the ledger.
@@ -65,20 +76,35 @@ pub struct ChainPage {
     complete: bool,
 }
 
+impl ChainPage {
+    fn new<P: Serialize>(found: Found<ChainRow, P>, api: &Api) -> Self {
+        Self {
+            now: At::of(api.ledger().now(), &api.ledger().calendar()),
+            chains: found.found,
+            after: found.after.as_ref().map(page::encode_cursor),
+            complete: found.complete,
+        }
+    }
+}
+
 /// Finds chains.
 #[utoipa::path(get, path = "/chains", tag = "chains", params(ListQuery),
     responses((status = 200, description = "A page of chains", body = ChainPage)))]
 pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<ChainPage>> {
-    let ListQuery { kind, owner, queue, state, text, limit, after } = wanted;
-    let (limit, after) = (page::size(limit)?, page::decode_cursor::<Cursor>(after.as_deref())?);
+    let ListQuery { kind, owner, queue, state, text, sort, limit, after } = wanted;
+    let (limit, after, config) = (page::size(limit)?, after.as_deref(), api.config());
     let sought = ChainSearch { kind, owner, queue, text, state };
-    let found = chains::page(&sought, after, limit, &api.config(), api.ledger()).await?;
-    Ok(Json(ChainPage {
-        now: At::of(api.ledger().now(), &api.ledger().calendar()),
-        chains: found.found,
-        after: found.after.as_ref().map(page::encode_cursor),
-        complete: found.complete,
-    }))
+    match sort {
+        None => {
+            let found = chains::page(&sought, page::decode_cursor(after)?, limit, &config, api.ledger()).await?;
+            Ok(Json(ChainPage::new(found, &api)))
+        }
+        Some(Sort::Late) if state == Some(ChainState::Late) => {
+            let (after, ledgers) = (page::decode_cursor(after)?, (api.ledger(), api.counting()));
+            Ok(Json(ChainPage::new(chains::longest_late(&sought, after, limit, &config, ledgers).await?, &api)))
+        }
+        Some(Sort::Late) => Err(Problem::bad_request("sort=late: it orders late chains only, so it needs state=late")),
+    }
 }
 
 /// Answers everything about an entity: its chain, the run beside the rotation, its failures, its one-off jobs that run.

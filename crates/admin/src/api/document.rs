@@ -19,8 +19,8 @@ use super::auth::MAX_KEY_CHARS;
 use super::endpoints::{PREFIX, routes_and_rules};
 use super::problem::{self, Problem};
 use super::{
-    audit, chains, configuration, enrolled, failed, jobs, ladder, openapi, overview, owners, quarantine, queues, runs,
-    session, simulations, throttles, tokens, workers,
+    audit, chains, configuration, enrolled, failed, jobs, kinds, ladder, openapi, overview, owners, quarantine, queues,
+    runs, session, simulations, throttles, tokens, workers,
 };
 use crate::api::rules::Needs;
 
@@ -37,6 +37,7 @@ const TOKEN: &str = "token";
     tokens::revoke,
     jobs::publish,
     overview::show,
+    kinds::list,
     overview::events,
     chains::list,
     chains::act,
@@ -56,6 +57,7 @@ const TOKEN: &str = "token";
     owners::resume,
     owners::retire,
     queues::list,
+    queues::act,
     queues::pause,
     queues::resume,
     queues::concurrency,
@@ -72,6 +74,7 @@ const TOKEN: &str = "token";
     quarantine::act,
     ladder::show,
     workers::list,
+    workers::runs,
     workers::drain,
     workers::resume,
     configuration::show,

@@ -21,8 +21,8 @@ use axum::routing::{MethodFilter, on};
 use roundelay_model::scope::Scope;
 
 use super::{
-    audit, chains, configuration, enrolled, failed, jobs, ladder, openapi, overview, owners, quarantine, queues, runs,
-    session, simulations, throttles, tokens, workers,
+    audit, chains, configuration, enrolled, failed, jobs, kinds, ladder, openapi, overview, owners, quarantine, queues,
+    runs, session, simulations, throttles, tokens, workers,
 };
 use crate::api::rules::{Needs, Rules};
 use crate::api::state::Api;
@@ -48,6 +48,7 @@ fn endpoints() -> Endpoints {
         .add(OPERATE.large().private(), Method::POST, "/jobs", jobs::publish)
         .add(READ, Method::GET, "/overview", overview::show)
         .add(READ, Method::GET, "/events", overview::events)
+        .add(READ, Method::GET, "/kinds", kinds::list)
         .add(READ, Method::GET, "/chains", chains::list)
         .add(OPERATE.large().private(), Method::POST, "/chains", enrolled::put_many)
         .add(OPERATE, Method::POST, "/chains/actions", chains::act)
@@ -66,6 +67,7 @@ fn endpoints() -> Endpoints {
         .add(OPERATE, Method::POST, "/owners/{owner}/resume", owners::resume)
         .add(OPERATE, Method::POST, "/owners/{owner}/retire", owners::retire)
         .add(READ, Method::GET, "/queues", queues::list)
+        .add(OPERATE, Method::POST, "/queues/actions", queues::act)
         .add(OPERATE, Method::POST, "/queues/{queue}/pause", queues::pause)
         .add(OPERATE, Method::POST, "/queues/{queue}/resume", queues::resume)
         .add(OPERATE, Method::PUT, "/queues/{queue}/concurrency", queues::concurrency)
@@ -82,6 +84,7 @@ fn endpoints() -> Endpoints {
         .add(OPERATE, Method::POST, "/quarantine/actions", quarantine::act)
         .add(READ, Method::GET, "/ladder", ladder::show)
         .add(READ, Method::GET, "/workers", workers::list)
+        .add(READ, Method::GET, "/workers/{worker}/runs", workers::runs)
         .add(OPERATE, Method::POST, "/workers/{worker}/drain", workers::drain)
         .add(OPERATE, Method::POST, "/workers/{worker}/resume", workers::resume)
         .add(READ, Method::GET, "/configuration", configuration::show)

@@ -5,7 +5,9 @@ use std::time::Duration;
 use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use bytes::Bytes;
-use roundelay_model::clock::parse_duration;
+use roundelay_config::at_time;
+use roundelay_model::calendar::Calendar;
+use roundelay_model::clock::{Time, parse_duration};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -101,6 +103,22 @@ pub fn duration(field: &str, text: &str) -> Result<Duration> {
     parse_duration(text).map_err(|why| Problem::unprocessable(format!("{field}: {why}")))
 }
 
+/// A time in a query, as the ledger has it. The text is in RFC 3339, in milliseconds since 1970, or a duration such as
+/// `2h`, which is counted back from `now`, the ledger's time.
+///
+/// # Errors
+/// When the text is none of these.
+pub fn moment(field: &str, text: &str, now: Time, calendar: &Calendar) -> Result<Time> {
+    let wall = text.parse().map(Time::from_millis).ok().or_else(|| at_time(text).ok());
+    let back = || parse_duration(text).ok().map(|back| now - back);
+    wall.map(|wall| calendar.steady(wall)).or_else(back).ok_or_else(|| {
+        Problem::bad_request(format!(
+            "{field}={text}: this is no time; write \"2027-01-01T03:00:00Z\", milliseconds since 1970, or \"2h\" for \
+             two hours ago; a `+` in an address is written %2B"
+        ))
+    })
+}
+
 /// The query string.
 #[derive(Clone, Debug)]
 pub struct Query<T>(pub T);
@@ -169,6 +187,32 @@ mod tests {
             let problem = read(body).unwrap_err();
             assert!(problem.status == status && problem.detail.contains(words), "{body}: {problem:?}");
         }
+    }
+
+    #[test]
+    fn a_table_of_times_in_queries() {
+        // The wall clock is an hour ahead of the ledger's time.
+        let calendar = Calendar::default().set(Time::from_millis(0), 3_600_000);
+        let now = Time::from_millis(10_000_000);
+        let table = [
+            ("1970-01-01T02:00:00Z", Some(3_600_000)),
+            ("1970-01-01T04:00:00.250+02:00", Some(3_600_250)),
+            ("7200000", Some(3_600_000)),
+            ("0", Some(-3_600_000)),
+            ("1h 30m", Some(4_600_000)),
+            ("250ms", Some(9_999_750)),
+            ("1970-01-01", None),
+            ("1970-01-01T04:00:00 02:00", None),
+            ("yesterday", None),
+            ("-1h", None),
+        ];
+        for (text, expected) in table {
+            let read = moment("since", text, now, &calendar);
+            assert_eq!(read.as_ref().ok().map(|time| time.as_millis()), expected, "{text}: {read:?}");
+        }
+        let problem = moment("since", "yesterday", now, &calendar).unwrap_err();
+        assert_eq!(problem.status, 400);
+        assert!(problem.detail.starts_with("since=yesterday: this is no time; write"), "{problem:?}");
     }
 
     #[tokio::test]

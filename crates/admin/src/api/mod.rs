@@ -32,6 +32,7 @@ pub(crate) mod fuzz;
 mod host_check;
 mod hosted;
 mod jobs;
+mod kinds;
 mod ladder;
 mod openapi;
 mod origin;

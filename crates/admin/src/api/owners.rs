@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use roundelay_ledger::{ChainFilter, ChainOrder, OwnerCensus};
+use roundelay_ledger::{ChainFilter, ChainOrder, OWNERS_EFFORT};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -13,7 +13,7 @@ use super::page;
 use super::problem::Result;
 use crate::api::action_result::ActionResult;
 use crate::api::state::Api;
-use crate::inspect::format::word;
+use crate::inspect::owners::{self, OwnerRow};
 use crate::operate::chain;
 
 /// Which page.
@@ -36,42 +36,23 @@ pub struct Owners {
     after: Option<String>,
 }
 
-/// An owner, and how many chains the owner has.
-#[derive(Serialize, ToSchema)]
-pub struct OwnerRow {
-    /// The name of the owner.
-    owner: String,
-    /// The state that an operator has given the owner as a whole: active, paused or retired.
-    state: &'static str,
-    /// How many chains are active.
-    active: i64,
-    /// How many chains an operator has paused.
-    paused: i64,
-    /// How many chains have ended.
-    retired: i64,
-    /// How many chains are quarantined: workers died over them, or their messages were ahead of the ledger.
-    quarantined: i64,
-}
-
-impl From<OwnerCensus> for OwnerRow {
-    fn from(census: OwnerCensus) -> Self {
-        let OwnerCensus { owner, state, active, paused, retired, quarantined } = census;
-        Self { owner, state: word(state), active, paused, retired, quarantined }
-    }
-}
-
-/// Lists owners.
+/// Lists owners, each with how many chains are in which state, how many are late, and how much is failing.
 #[utoipa::path(get, path = "/owners", tag = "owners", params(ListQuery),
     responses((status = 200, description = "A page of owners", body = Owners)))]
 pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<Owners>> {
     let limit = page::size(wanted.limit)?;
     let after = page::decode_cursor::<String>(wanted.after.as_deref())?.unwrap_or_default();
     // The additional row tells whether there is a next page.
-    let mut found = api.ledger().owners(after, limit + 1).await?;
-    let more = found.len() > limit as usize;
-    found.truncate(limit as usize);
-    let after = found.last().filter(|_| more).map(|last| page::encode_cursor(&last.owner));
-    Ok(Json(Owners { owners: found.into_iter().map(OwnerRow::from).collect(), after }))
+    let mut owners = owners::page(after, limit + 1, OWNERS_EFFORT, &api.config(), api.ledger()).await?;
+    let more = owners.len() > limit as usize;
+    owners.truncate(limit as usize);
+    let after = owners.last().filter(|_| more).map(|last| page::encode_cursor(&last.owner));
+    let facts = api.status_cache().facts();
+    // Where none of all chains was late when they were last counted, none of an owner's was.
+    if facts.census.as_ref().is_some_and(|(census, _)| census.queues.iter().all(|queue| queue.overdue == 0)) {
+        owners.iter_mut().for_each(|owner| owner.late_complete = true);
+    }
+    Ok(Json(Owners { owners, after }))
 }
 
 /// What to do with everything of an owner.

@@ -83,6 +83,49 @@ pub async fn resume(
     receipt(queue::resume(&api.operator(&actor), &queue).await)
 }
 
+/// An order for all queues.
+#[derive(Deserialize, ToSchema)]
+#[serde(tag = "action", rename_all = "lowercase", deny_unknown_fields)]
+pub enum QueuesRequest {
+    /// Pauses all queues that are not paused.
+    Pause {
+        /// The reason, shown to people who ask why nothing runs.
+        #[schema(example = "incident 7")]
+        why: String,
+    },
+    /// Resumes the queues that are paused.
+    Resume {
+        /// Only those that were paused with this reason; without, all.
+        #[serde(default)]
+        why: Option<String>,
+    },
+}
+
+/// Which queues an order was for.
+#[derive(Serialize, ToSchema)]
+pub struct QueuesReceipt {
+    /// A sentence for people.
+    words: String,
+    /// Those that it has paused or resumed.
+    queues: Vec<String>,
+}
+
+/// Pauses or resumes all queues. What runs finishes; the rest waits on the broker.
+#[utoipa::path(post, path = "/queues/actions", tag = "queues", request_body = QueuesRequest,
+    responses((status = 200, description = "The order is in force", body = QueuesReceipt)))]
+pub async fn act(
+    State(api): State<Arc<Api>>,
+    actor: Actor,
+    Body(request): Body<QueuesRequest>,
+) -> Result<Json<QueuesReceipt>> {
+    let operator = api.operator(&actor);
+    let ordered = match &request {
+        QueuesRequest::Pause { why } => queue::pause_all(&operator, why).await?,
+        QueuesRequest::Resume { why } => queue::resume_all(&operator, why.as_deref()).await?,
+    };
+    Ok(Json(QueuesReceipt { words: ordered.to_string(), queues: ordered.orders }))
+}
+
 /// How many jobs run at the same time.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -9,7 +9,7 @@ use roundelay_model::ids::Fence;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::extract::Query;
+use super::extract::{Query, moment};
 use super::page;
 use super::problem::Result;
 use crate::api::state::Api;
@@ -25,6 +25,21 @@ pub struct ListQuery {
     verdict: Option<String>,
     /// Attempts of chains of this kind.
     kind: Option<String>,
+    /// Attempts of chains with this key.
+    key: Option<String>,
+    /// Attempts of chains that belong to this owner.
+    owner: Option<String>,
+    /// Attempts of chains on this platform queue.
+    queue: Option<String>,
+    /// Attempts whose reason contains this text, in capital or small letters.
+    text: Option<String>,
+    /// Attempts that started at this time or later: a time in RFC 3339, milliseconds since 1970, or a duration, which
+    /// is counted back from now.
+    #[param(example = "2h")]
+    since: Option<String>,
+    /// Attempts that started before this time, written in the same way.
+    #[param(example = "2027-01-01T03:00:00Z")]
+    until: Option<String>,
     /// How many rows a page has; 50 by default, at most 500.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<u32>,
@@ -47,12 +62,22 @@ pub struct Runs {
 #[utoipa::path(get, path = "/runs", tag = "chains", params(ListQuery),
     responses((status = 200, description = "A page of attempts", body = Runs)))]
 pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<Runs>> {
-    let ListQuery { verdict, kind, limit, after } = wanted;
+    let ListQuery { verdict, kind, key, owner, queue, text, since, until, limit, after } = wanted;
     let (limit, before) = (page::size(limit)?, page::decode_cursor::<Fence>(after.as_deref())?);
     let said = |text: Option<String>| text.filter(|text| !text.is_empty());
-    let filter = RunFilter { verdict: said(verdict), kind: said(kind) };
+    let (now, calendar) = (api.ledger().now(), api.ledger().calendar());
+    let time = |field, text| said(text).map(|text| moment(field, &text, now, &calendar)).transpose();
+    let filter = RunFilter {
+        verdict: said(verdict),
+        kind: said(kind),
+        key: said(key),
+        owner: said(owner),
+        queue: said(queue),
+        text: said(text),
+        since: time("since", since)?,
+        until: time("until", until)?,
+    };
     let found = api.ledger().runs(filter, before, limit, EFFORT).await?;
-    let calendar = api.ledger().calendar();
     Ok(Json(Runs {
         runs: found.found.into_iter().map(|one| AttemptReport::named(one, &calendar)).collect(),
         after: found.after.as_ref().map(page::encode_cursor),

@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::extract::{Body, NoBody, Path};
-use super::problem::Result;
+use super::problem::{Problem, Result};
 use super::wire::{Receipt, receipt};
 use crate::api::actor::Actor;
 use crate::api::state::Api;
-use crate::inspect::workers::WorkerReport;
+use crate::inspect::workers::{self, OpenRunReport, WorkerReport};
 use crate::operate::worker;
 
 /// All workers that have not ended.
@@ -32,6 +32,32 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Workers>> {
     let workers = api.ledger().workers().await?;
     let workers = workers.into_iter().map(|worker| WorkerReport::new(worker, now, &calendar)).collect();
     Ok(Json(Workers { now: At::of(now, &calendar), workers }))
+}
+
+/// What a worker runs.
+#[derive(Serialize, ToSchema)]
+pub struct WorkerRuns {
+    /// When the runs were read from the ledger.
+    now: At,
+    /// The runs that have started and not ended, the longest first; at most 20.
+    runs: Vec<OpenRunReport>,
+}
+
+/// Lists what a worker runs: the 20 runs that have gone on for the longest time.
+///
+/// One-off jobs are listed if they report progress. In a fleet that starts thousands of runs a second, a run that began
+/// within the last ten seconds may be missing.
+#[utoipa::path(get, path = "/workers/{worker}/runs", tag = "workers",
+    params(("worker" = String, Path, description = "The worker's name")),
+    responses((status = 200, description = "What the worker runs", body = WorkerRuns),
+              (status = 404, description = "There is no worker of this name", body = Problem,
+               content_type = "application/problem+json")))]
+pub async fn runs(State(api): State<Arc<Api>>, Path(worker): Path<String>) -> Result<Json<WorkerRuns>> {
+    let ledger = api.ledger();
+    let found = ledger.workers().await?.into_iter().find(|seen| seen.presence.worker == worker);
+    let found = found.ok_or_else(|| Problem::not_found(format!("there is no worker {worker}")))?;
+    let runs = workers::runs(found, ledger).await?;
+    Ok(Json(WorkerRuns { now: At::of(ledger.now(), &ledger.calendar()), runs }))
 }
 
 /// Why a worker is drained.

@@ -3,9 +3,10 @@
 use roundelay_config::Config;
 use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
-use roundelay_engine::overslept::schedules;
+use roundelay_engine::overslept::{by_name, schedules};
 use roundelay_ledger::{
-    AttemptRecord, ChainFilter, ChainState, Condition, Cursor, EFFORT, Found, Ledger, LedgerError, ListFilter, Listed,
+    AttemptRecord, ChainFilter, ChainState, Condition, Cursor, EFFORT, Found, LateCursor, Ledger, LedgerError,
+    ListFilter, Listed,
 };
 use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
@@ -237,13 +238,14 @@ pub async fn page(
         let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
         let slept = overslept::look(ledger, queues, &schedules(config)).await?;
         let fitting = found.len() + slept.len();
-        found = overslept::among(found, slept, &filter, (after.as_ref(), more.as_ref()), fitting);
-        if found.len() > limit as usize {
+        let mut late = overslept::among(found, slept, &filter, (after.as_ref(), more.as_ref()), fitting, by_name);
+        if late.len() > limit as usize {
             // The rows behind the limit come with the next page, which begins after the last row of this one.
-            found.truncate(limit as usize);
-            more = found.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
+            late.truncate(limit as usize);
+            more = late.last().map(|(place, _)| place.clone());
             complete = true;
         }
+        found = late.into_iter().map(|(_, chain)| chain).collect();
     }
     // Which of the two a chain is follows from orders that the ledger's index does not know.
     let word = match sought.state {
@@ -255,12 +257,56 @@ pub async fn page(
     let read = found.len();
     found.retain(|chain| word.is_none_or(|word| doing_of(chain, config, &holds, (now, &calendar)) == word));
     complete &= found.len() == read || more.is_none();
-    let histories = ledger.histories(found.iter().map(|chain| chain.fence).collect(), RECENT).await?;
-    let found = found.into_iter().zip(histories).map(|(chain, history)| ChainRow {
-        recent: history.into_iter().rev().map(|record| Recent::of(record, &calendar)).collect(),
-        ..ChainRow::new(chain, config, &holds, (now, &calendar))
+    Ok(Found { found: rows(found, config, &holds, ledger, (now, &calendar)).await?, after: more, complete })
+}
+
+/// Searches for late chains, the longest overdue first: one page, each with its last attempts. The state that is sought
+/// does not matter. `counting` is a connection for slow queries: the ledger goes through all chains.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn longest_late(
+    sought: &ChainSearch,
+    after: Option<LateCursor>,
+    limit: u32,
+    config: &Config,
+    (ledger, counting): (&dyn Ledger, &dyn Ledger),
+) -> Result<Found<ChainRow, LateCursor>, LedgerError> {
+    let (now, calendar) = (ledger.now(), ledger.calendar());
+    let sought = ChainSearch { state: Some(State::Late), ..sought.clone() };
+    let filter = sought.filter(config, now);
+    let holds = Holds::look(config, ledger).await?;
+    let found = counting.longest_late(filter.clone(), holds.queues(), after, limit).await?;
+    let last = found.last().map(|last| overslept::by_lateness(last, last.hint.due));
+    let mut more = last.filter(|_| found.len() >= limit as usize);
+    let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
+    let mut slept = overslept::look(ledger, queues, &schedules(config)).await?;
+    slept.retain(|of| holds.get(&of.chain.hint.queue).is_none());
+    let fitting = found.len() + slept.len();
+    let mut late =
+        overslept::among(found, slept, &filter, (after.as_ref(), more.as_ref()), fitting, overslept::by_lateness);
+    if late.len() > limit as usize {
+        late.truncate(limit as usize);
+        more = late.last().map(|(place, _)| *place);
+    }
+    let found = late.into_iter().map(|(_, chain)| chain).collect();
+    Ok(Found { found: rows(found, config, &holds, ledger, (now, &calendar)).await?, after: more, complete: true })
+}
+
+/// Listed chains as rows, each with its last attempts.
+async fn rows(
+    chains: Vec<Listed>,
+    config: &Config,
+    holds: &Holds,
+    ledger: &dyn Ledger,
+    at: (Time, &Calendar),
+) -> Result<Vec<ChainRow>, LedgerError> {
+    let histories = ledger.histories(chains.iter().map(|chain| chain.fence).collect(), RECENT).await?;
+    let rows = chains.into_iter().zip(histories).map(|(chain, history)| ChainRow {
+        recent: history.into_iter().rev().map(|record| Recent::of(record, at.1)).collect(),
+        ..ChainRow::new(chain, config, holds, at)
     });
-    Ok(Found { found: found.collect(), after: more, complete })
+    Ok(rows.collect())
 }
 
 #[cfg(test)]

@@ -5,9 +5,10 @@
 //! hangs.
 //!
 //! - [`overview`]: all chains in figures, and what is wrong, in words. [`status_cache`] keeps its facts up to date.
-//! - [`chains`] and [`chain`]: many in rows, and everything about one.
+//! - [`chains`] and [`chain`]: many in rows, and everything about one. [`owners`]: to whom how many belong.
 //! - `overslept`: chains whose due times lie further ahead than their schedules can explain; they count as overdue.
 //! - [`queues`], [`throttles`], [`workers`], [`failures`], [`ladder`]: what lies between a chain and its run.
+//! - [`kinds`]: what the runs of each kind came to over time.
 //! - [`broker`]: how many messages and consumers its queues have, or why that is not known.
 //! - [`delays`]: whether messages sleep on rungs or on their own queues, and so what has to exist on the broker.
 //! - [`doctor`]: what the system depends on: broker, ledger, clocks, this machine; what is wrong there, and how to mend
@@ -21,8 +22,10 @@ pub mod delays;
 pub mod doctor;
 pub mod failures;
 pub mod format;
+pub mod kinds;
 pub mod ladder;
 pub mod overview;
+pub mod owners;
 pub mod queues;
 pub mod status_cache;
 pub mod throttles;

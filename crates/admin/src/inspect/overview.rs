@@ -12,6 +12,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::format::{Late, rough};
+use super::kinds::{Point, of_all_kinds};
 use super::queues::{QueueFacts, QueueReport};
 use super::status_cache::{Facts, ThrottledNow};
 use super::workers::state;
@@ -39,6 +40,8 @@ pub struct Overview {
     pub oldest_due: Option<At>,
     /// Starts of runs.
     pub starts: Starts,
+    /// What attempts came to in each minute of the last hour, the oldest first; minutes without any are left out.
+    pub attempts: Vec<Point>,
     /// How late starts were in the last ten seconds, on the worker with the latest ones.
     pub late_ms: Option<Late>,
     /// The number of workers, by state.
@@ -213,6 +216,7 @@ pub fn overview(facts: &Facts, config: &Config) -> Overview {
             peak_to_mean: *peak_to_mean,
             hour: sets.iter().map(bucket).collect(),
         },
+        attempts: of_all_kinds(&facts.kinds, calendar),
         late_ms: recent_late.map(|late: Lateness| late.into()),
         workers: of_workers,
         broker_why: asked.error().map(str::to_owned),

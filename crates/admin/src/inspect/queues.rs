@@ -213,6 +213,7 @@ mod tests {
             queues: vec![queue],
             kinds: vec![],
             leases: 0,
+            oldest: Vec::new(),
         };
         SeenWorker { presence, seen: at(seen) }
     }

@@ -19,6 +19,7 @@ use roundelay_ledger::{Census, Ledger, LedgerError, SeenWorker};
 use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{EVERY, FleetOrders, KEPT, Lateness, Rhythm, SILENT, Subject};
+use roundelay_model::kind_stats::{KindBucket, Step};
 use roundelay_model::pacing::slots::Limits;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
@@ -45,6 +46,8 @@ pub struct Facts {
     pub calendar: Arc<Calendar>,
     /// The number of chains by queue and state, and when they were counted.
     pub census: Option<(Census, Time)>,
+    /// What the runs of each kind came to in each minute of the last hour, read with that count.
+    pub kinds: Vec<KindBucket>,
     /// How many messages and consumers the broker's queues have.
     pub asked: BrokerStatus,
     /// When the broker last answered, by the ledger's clock.
@@ -74,6 +77,7 @@ impl Default for Facts {
             now: Time::default(),
             calendar: Arc::default(),
             census: None,
+            kinds: Vec::new(),
             asked: BrokerStatus::Depths(BTreeMap::new()),
             asked_at: None,
             rates: BTreeMap::new(),
@@ -210,12 +214,14 @@ impl StatusCache {
                 let of_kind = schedules(&config);
                 let counted = async {
                     let holds = Holds::look(&config, counting).await?;
-                    overslept::census(counting, config.catch_up.slack, &of_kind, &holds).await
+                    let (census, _) = overslept::census(counting, config.catch_up.slack, &of_kind, &holds).await?;
+                    let hour = Step::Minute.begin(counting.now() - KEPT);
+                    Ok::<_, LedgerError>((census, counting.kinds(Step::Minute, hour).await?))
                 };
                 match timeout(PATIENCE, counted).await {
-                    Ok(Ok((census, _))) => {
+                    Ok(Ok((census, kinds))) => {
                         let now = counting.now();
-                        self.change(|facts| facts.census = Some((census, now)));
+                        self.change(|facts| (facts.census, facts.kinds) = (Some((census, now)), kinds));
                     }
                     Ok(Err(error)) => tracing::debug!(%error, "the chains cannot be counted"),
                     Err(_) => tracing::debug!("the chains cannot be counted in time"),

@@ -1,13 +1,13 @@
 //! Workers: their state, what they run, and when they last reported.
 
-use roundelay_ledger::SeenWorker;
+use roundelay_ledger::{EFFORT, Ledger, LedgerError, OpenRun, RunSource, SeenWorker};
 use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
-use roundelay_model::fleet::{QueuePresence, WorkerState};
+use roundelay_model::fleet::{OLDEST, QueuePresence, WorkerState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::format::Late;
+use super::format::{Late, ProgressReport};
 
 /// A worker, as it last reported.
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -51,6 +51,48 @@ pub struct WorkerQueue {
     pub running: i64,
     /// Whether the worker takes no jobs from the queue at the moment.
     pub paused: bool,
+}
+
+/// A run that a worker has begun and not ended.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct OpenRunReport {
+    /// What runs: chain (a tick or a manual run), batch (a job of a batch), or job (a one-off job).
+    pub source: &'static str,
+    /// The kind, which names the handler.
+    pub kind: String,
+    /// The key of the entity.
+    pub key: String,
+    /// The number of the attempt.
+    pub attempt: u32,
+    /// When the run started.
+    pub started: At,
+    /// How far the run has come, if it has said so.
+    pub progress: Option<ProgressReport>,
+}
+
+impl OpenRunReport {
+    fn of(run: OpenRun, calendar: &Calendar) -> Self {
+        let OpenRun { source, kind, key, attempt, started, progress } = run;
+        let source = match source {
+            RunSource::Chain => "chain",
+            RunSource::Batch => "batch",
+            RunSource::Job => "job",
+        };
+        let progress = progress.map(|progress| ProgressReport::of(progress, calendar));
+        Self { source, kind, key, attempt, started: At::of(started, calendar), progress }
+    }
+}
+
+/// What a worker runs, the longest first, at most [`OLDEST`] runs. The ledger has no index that leads from a worker to
+/// its runs, so they are found in two ways, each in a moment. The worker names its oldest claims with each report.
+/// What it has begun since then is among the last attempts of all. One-off jobs are known if they report progress.
+///
+/// # Errors
+/// When the ledger cannot be read.
+pub async fn runs(worker: SeenWorker, ledger: &dyn Ledger) -> Result<Vec<OpenRunReport>, LedgerError> {
+    let calendar = ledger.calendar();
+    let runs = ledger.open_runs(worker.presence.worker, worker.presence.oldest, OLDEST as u32, EFFORT).await?;
+    Ok(runs.into_iter().map(|run| OpenRunReport::of(run, &calendar)).collect())
 }
 
 /// The word for a worker's state.

@@ -1,6 +1,6 @@
 //! Verbs on platform queues while workers run: pause, resume, set the concurrency.
 
-use roundelay_model::fleet::{FleetOrder, FleetOrders, Subject};
+use roundelay_model::fleet::{Closed, FleetOrder, FleetOrders, Subject};
 
 use super::{OperateError, Operator, Ordered, Result, bad, reason};
 
@@ -23,6 +23,59 @@ pub async fn pause(operator: &Operator<'_>, queue: &str, why: &str) -> Result<Or
 /// When there is no such queue, or the ledger does not answer.
 pub async fn resume(operator: &Operator<'_>, queue: &str) -> Result<Ordered<FleetOrders>> {
     order(operator, queue, FleetOrder::Open, format!("{queue} goes on within two seconds")).await
+}
+
+/// Pauses all queues that are not paused; who has paused another keeps it so. Answers with those that it has paused.
+///
+/// # Errors
+/// When the reason is empty, or the ledger does not answer: some may be paused then, and the order can be given again.
+pub async fn pause_all(operator: &Operator<'_>, why: &str) -> Result<Ordered<Vec<String>>> {
+    let why = reason(why).map_err(|wrong| bad("why", wrong))?.to_owned();
+    let of = chosen(operator, |closed| closed.is_none()).await?;
+    let words = match of.len() {
+        0 => "all queues are paused already".to_owned(),
+        some => format!("{} paused: workers take nothing more within two seconds, and what runs finishes", are(some)),
+    };
+    order_all(operator, of, FleetOrder::Close { why }, words).await
+}
+
+/// Lets workers take jobs again from all queues that are paused, or only from those that were paused with the reason
+/// `why`. Answers with these.
+///
+/// # Errors
+/// When the reason is empty, or the ledger does not answer: some may go on then, and the order can be given again.
+pub async fn resume_all(operator: &Operator<'_>, why: Option<&str>) -> Result<Ordered<Vec<String>>> {
+    let why = why.map(reason).transpose().map_err(|wrong| bad("why", wrong))?;
+    let of = chosen(operator, |closed| closed.is_some_and(|closed| why.is_none_or(|why| closed.why == why))).await?;
+    let words = match (of.len(), why) {
+        (0, None) => "no queue is paused".to_owned(),
+        (0, Some(why)) => format!("no queue is paused with the reason {why:?}"),
+        (some, _) => format!("{} resumed, and workers take jobs of them within two seconds", are(some)),
+    };
+    order_all(operator, of, FleetOrder::Open, words).await
+}
+
+fn are(queues: usize) -> String {
+    if queues == 1 { "one queue is".into() } else { format!("{queues} queues are") }
+}
+
+/// The configured queues of which this holds, by what they are paused by.
+async fn chosen(operator: &Operator<'_>, fits: impl Fn(Option<&Closed>) -> bool) -> Result<Vec<String>> {
+    let orders = operator.ledger.fleet_orders().await?;
+    let closed = |queue: &String| orders.get(&Subject::Queue(queue.clone())).and_then(|orders| orders.closed.as_ref());
+    Ok(operator.config.queues.keys().filter(|queue| fits(closed(queue))).cloned().collect())
+}
+
+async fn order_all(
+    operator: &Operator<'_>,
+    of: Vec<String>,
+    order: FleetOrder,
+    words: String,
+) -> Result<Ordered<Vec<String>>> {
+    for queue in &of {
+        operator.order_fleet(Subject::Queue(queue.clone()), order.clone(), String::new()).await?;
+    }
+    Ok(Ordered { words, orders: of })
 }
 
 /// Sets how many jobs of a queue each worker runs at the same time; `None` restores the configured number.

@@ -37,6 +37,7 @@ const ASSETS: &[(&str, &[u8])] = assets![
     "screens/chains.js",
     "screens/failures.js",
     "screens/foresight.js",
+    "screens/kinds.js",
     "screens/ladder.js",
     "screens/overview.js",
     "screens/owners.js",

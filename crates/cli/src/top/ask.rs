@@ -182,7 +182,7 @@ async fn answer(api: &Api, query: &Query) -> anyhow::Result<Option<QueryAnswer>>
             Some(QueryAnswer::Chain(Box::new(entity)))
         }
         Query::Runs(verdict) => {
-            let filter = RunFilter { verdict: verdict.map(str::to_owned), kind: None };
+            let filter = RunFilter { verdict: verdict.map(str::to_owned), ..RunFilter::default() };
             let (found, calendar) = (ledger.runs(filter, None, ROWS, EFFORT).await?, ledger.calendar());
             Some(QueryAnswer::Runs(found.found.into_iter().map(|one| AttemptReport::named(one, &calendar)).collect()))
         }

@@ -79,7 +79,8 @@ pub fn draw(state: &State, paint: Paint, frame: &mut Frame<'_>) {
     lines.extend(notices(state, paint, columns));
     let said = said(state, paint, columns);
     let room = rows.saturating_sub(lines.len() + said.len() + 1);
-    let mut body = if state.help { screens::help(state, paint) } else { screens::body(state, paint, columns, room) };
+    let mut body =
+        if state.help { screens::help(state, paint) } else { screens::body(state, paint, (columns, rows), room) };
     body.truncate(room);
     body.resize_with(room, Line::default);
     lines.extend(body);

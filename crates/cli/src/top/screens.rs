@@ -4,28 +4,39 @@ use std::time::Duration;
 
 use ratatui::style::Style;
 use ratatui::text::{Line, Span};
-use roundelay_admin::inspect::chain::{AttemptReport, ChainReport};
+use roundelay_admin::inspect::chain::{AttemptReport, ChainReport, Entity};
 use roundelay_admin::inspect::overview::{Bucket, Level, Overview};
 use roundelay_admin::inspect::queues::QueueReport;
-use roundelay_admin::inspect::throttles::{KeyReport, ThrottleReport};
+use roundelay_admin::inspect::throttles::{ConfiguredLimits, KeyReport, ThrottleReport};
 use roundelay_admin::inspect::workers::WorkerReport;
+use roundelay_model::calendar::At;
 use roundelay_model::clock::{Time, short_duration};
 
 use super::draw::{Paint, short};
-use super::state::{Query, Row, Screen, Show, State, VERDICTS};
-use super::table::{Cell, Column, Table, more, told, window};
+use super::state::{Query, Reports, Row, Screen, Show, State, ThrottleFacts, VERDICTS};
+use super::table::{Cell, Column, Table, beside, more, shares, told, window};
 use super::text::{bars, clock, count, middle, millis, rate, used, when, whole, width, wrap};
 
 /// The time that the bars of starts cover, in milliseconds.
 const HOUR: i64 = 3_600_000;
 /// How many lines the details of the selected row have.
 const PANEL: usize = 6;
-/// How many keys of a throttle are shown.
+/// How many keys of a throttle are shown; in a tall terminal.
 const KEYS: usize = 4;
+const KEYS_OF_TALL: usize = 12;
+/// From so many columns on, tables have all their columns, and parts of a screen stand side by side.
+const WIDE: usize = 140;
+/// How many columns stay empty between them.
+const GUTTER: usize = 2;
+/// From so many columns on, a table that is one of several on a screen has more than the columns that matter most.
+const ROOMY: usize = 90;
+/// From so many rows on, the overview has tables, and details are told in full.
+const TALL: usize = 45;
 
-/// The content of the screen, in at most `room` lines.
-pub fn body(state: &State, paint: Paint, columns: usize, room: usize) -> Vec<Line<'static>> {
-    let view = View { state, paint, columns, room };
+/// The content of the screen, in at most `room` lines. `size` is that of the terminal.
+pub fn body(state: &State, paint: Paint, size: (usize, usize), room: usize) -> Vec<Line<'static>> {
+    let (columns, tall) = (size.0, size.1 >= TALL);
+    let view = View { state, paint, columns, room, tall, large: tall || columns >= WIDE };
     match (&state.open, state.screen) {
         (Some((kind, key)), _) => view.chain(kind, key),
         (None, Screen::Overview) => view.overview(),
@@ -84,11 +95,24 @@ pub fn help(state: &State, paint: Paint) -> Vec<Line<'static>> {
     all
 }
 
+#[derive(Clone, Copy)]
 struct View<'a> {
     state: &'a State,
     paint: Paint,
     columns: usize,
     room: usize,
+    /// Whether the terminal has many rows.
+    tall: bool,
+    /// Whether the terminal has many rows or many columns.
+    large: bool,
+}
+
+/// A part of a screen that shares its lines with others: what is always shown of it, and what is left out at the end.
+struct Block {
+    head: Vec<Line<'static>>,
+    rows: Vec<Line<'static>>,
+    /// How many rows are scrolled over.
+    from: usize,
 }
 
 fn plain(text: impl Into<String>) -> Cell {
@@ -108,21 +132,37 @@ fn ms(span: Duration) -> i64 {
     i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// The last hour in `parts` parts: starts per second, the average of the known values of each part.
-fn hour(sets: &[Bucket], now: Time, parts: usize) -> Vec<Option<f64>> {
-    let mut sums = vec![(0_u64, 0_usize); parts];
+/// The last hour in `parts` parts, with what was counted in each.
+fn hour(sets: &[Bucket], now: Time, parts: usize) -> Vec<Vec<&Bucket>> {
+    let mut all = vec![Vec::new(); parts];
     let begin = now.as_millis() - HOUR;
-    for Bucket { at, starts, seconds, .. } in sets {
-        let place = ((at.shown().as_millis() - begin) * parts as i64).div_euclid(HOUR);
-        if let Some((sum, length)) = usize::try_from(place).ok().and_then(|place| sums.get_mut(place)) {
-            *sum += starts;
-            *length += seconds;
+    for set in sets {
+        let place = ((set.at.shown().as_millis() - begin) * parts as i64).div_euclid(HOUR);
+        if let Some(part) = usize::try_from(place).ok().and_then(|place| all.get_mut(place)) {
+            part.push(set);
         }
     }
-    sums.into_iter().map(|(sum, length)| (length > 0).then(|| sum as f64 / length as f64)).collect()
+    all
+}
+
+/// Starts per second: the average of the known values.
+fn starts(sets: Vec<&Bucket>) -> Option<f64> {
+    let length: usize = sets.iter().map(|set| set.seconds).sum();
+    let starts: u64 = sets.iter().map(|set| set.starts).sum();
+    (length > 0).then(|| starts as f64 / length as f64)
+}
+
+/// How late starts were: the highest of the known values.
+fn lateness(sets: Vec<&Bucket>) -> Option<f64> {
+    sets.into_iter().filter_map(|set| set.p99_ms).reduce(f64::max)
 }
 
 impl View<'_> {
+    /// The same view of a part of the screen with so many columns.
+    fn part(&self, columns: usize) -> Self {
+        Self { columns, ..*self }
+    }
+
     fn marked(&self, n: usize) -> Option<Style> {
         (n == self.state.cursor()).then(|| self.paint.chosen())
     }
@@ -173,13 +213,44 @@ impl View<'_> {
         let mut lines = vec![blank()];
         lines.extend(self.tiles(told));
         lines.push(blank());
-        lines.extend(self.rhythm(told));
-        lines.extend(self.facts(told));
-        lines.push(blank());
-        lines.push(Line::styled(" What is wrong", self.paint.head()));
         let room = self.room.saturating_sub(lines.len());
-        lines.extend(self.troubles(told, room));
+        if self.columns >= WIDE {
+            let half = self.columns / 2;
+            let (left, right) = (self.part(half - GUTTER), self.part(self.columns - half));
+            let above = [left.rhythm(told), left.facts(told)].concat();
+            let left = left.stacked(above, vec![left.queue_block(reports), left.throttle_block(reports)], room);
+            let below = vec![right.troubles(told), right.worker_block(reports)];
+            lines.extend(beside(left, right.stacked(right.delays(told), below, room), half));
+        } else {
+            let above = [self.rhythm(told), self.facts(told)].concat();
+            let mut below = vec![self.troubles(told)];
+            if self.tall {
+                below.extend([self.queue_block(reports), self.throttle_block(reports), self.worker_block(reports)]);
+            }
+            lines.extend(self.stacked(above, below, room));
+        }
         lines
+    }
+
+    /// What is always shown, and blocks below it that share the rest of `room` lines. A block without room for a row
+    /// is left out.
+    fn stacked(&self, above: Vec<Line<'static>>, blocks: Vec<Block>, room: usize) -> Vec<Line<'static>> {
+        let mut lines = above;
+        let needs: Vec<usize> = blocks.iter().map(|block| block.head.len() + block.rows.len()).collect();
+        let given = shares(&needs, room.saturating_sub(lines.len()));
+        for (Block { head, rows, from }, lines_given) in blocks.into_iter().zip(given) {
+            if lines_given > head.len() {
+                let room = lines_given - head.len();
+                lines.extend(head);
+                lines.extend(self.scrolled(rows, from, room));
+            }
+        }
+        lines
+    }
+
+    fn block(&self, title: String, head: Option<Line<'static>>, rows: Vec<Line<'static>>, from: usize) -> Block {
+        let head = [blank(), Line::styled(format!(" {title}"), self.paint.head())].into_iter().chain(head).collect();
+        Block { head, rows, from }
     }
 
     fn tiles(&self, told: &Overview) -> [Line<'static>; 2] {
@@ -195,8 +266,13 @@ impl View<'_> {
             tile("for a slot", told.waiting_for_slot, true, Style::new()),
             tile("running", chains.running, counted, Style::new()),
             tile("LATE", chains.overdue, counted, bad),
+            tile("held", chains.held, counted, Style::new()),
+            tile("paused", chains.paused, counted, Style::new()),
             tile("FAILING", told.failures - told.recovered, counted, warn),
         ];
+        // Where there is little room, these are told in words below.
+        let tiles: Vec<_> =
+            tiles.into_iter().filter(|(name, ..)| self.columns >= WIDE || !["held", "paused"].contains(name)).collect();
         let each = (self.columns - 2) / tiles.len();
         let names =
             tiles.iter().map(|(name, ..)| Span::styled(format!("{name:>each$}"), self.paint.dim())).collect::<Vec<_>>();
@@ -207,12 +283,33 @@ impl View<'_> {
     }
 
     fn rhythm(&self, told: &Overview) -> Vec<Line<'static>> {
-        let parts = hour(&told.starts.hour, told.now.shown(), self.columns.saturating_sub(2).min(360));
+        self.last_hour(told, "starts/s", Some(told.starts.per_second), starts, rate)
+    }
+
+    fn delays(&self, told: &Overview) -> Vec<Line<'static>> {
+        self.last_hour(told, "p99 late", told.late_ms.map(|late| late.p99), lateness, millis)
+    }
+
+    /// A figure now and in the last hour, as bars.
+    fn last_hour(
+        &self,
+        of: &Overview,
+        name: &str,
+        now: Option<f64>,
+        figure: impl Fn(Vec<&Bucket>) -> Option<f64>,
+        say: impl Fn(f64) -> String,
+    ) -> Vec<Line<'static>> {
+        let parts = hour(&of.starts.hour, of.now.shown(), self.columns.saturating_sub(2).min(360));
+        let parts: Vec<Option<f64>> = parts.into_iter().map(figure).collect();
         let highest = parts.iter().flatten().copied().fold(0.0, f64::max);
-        let words =
-            format!("{}, and the last hour, with {} at its highest", rate(told.starts.per_second), rate(highest));
-        let mut lines = super::table::told("starts/s", &words, self.columns, Style::new());
-        let rows = if self.room > 30 { 4 } else { 2 };
+        let now = now.map_or_else(|| "-".into(), &say);
+        let words = format!("{now}, and the last hour, with {} at its highest", say(highest));
+        let mut lines = told(name, &words, self.columns, Style::new());
+        let rows = match self.room {
+            _ if self.tall => 6,
+            0..=30 => 2,
+            _ => 4,
+        };
         lines.extend(bars(&parts, rows).into_iter().map(|row| Line::raw(format!(" {row}"))));
         lines
     }
@@ -259,9 +356,11 @@ impl View<'_> {
             .collect()
     }
 
-    fn troubles(&self, of: &Overview, room: usize) -> Vec<Line<'static>> {
+    fn troubles(&self, of: &Overview) -> Block {
+        let title = "What is wrong".to_owned();
         if of.troubles.is_empty() {
-            return vec![Line::styled(" Nothing is wrong, as far as the engine can tell.", self.paint.good())];
+            let nothing = Line::styled(" Nothing is wrong, as far as the engine can tell.", self.paint.good());
+            return self.block(title, None, vec![nothing], 0);
         }
         let lines = of.troubles.iter().flat_map(|trouble| {
             let (word, style) = match trouble.level {
@@ -275,15 +374,15 @@ impl View<'_> {
                 Line::from(vec![Span::styled(format!(" {word:<8} "), style), Span::raw(text)])
             })
         });
-        self.scrolled(lines.collect(), room)
+        self.block(title, None, lines.collect(), self.state.scroll)
     }
 
-    /// As many lines as there is room for, from the scroll position.
-    fn scrolled(&self, lines: Vec<Line<'static>>, room: usize) -> Vec<Line<'static>> {
+    /// As many lines as there is room for, without the first `from` ones if that leaves out any at the end.
+    fn scrolled(&self, lines: Vec<Line<'static>>, from: usize, room: usize) -> Vec<Line<'static>> {
         if lines.len() <= room || room == 0 {
             return lines;
         }
-        let from = self.state.scroll.min(lines.len() - (room - 1));
+        let from = from.min(lines.len() - (room - 1));
         let rest = lines.len() - from - (room - 1);
         let mut shown: Vec<_> = lines.into_iter().skip(from).take(room - 1).collect();
         shown.push(Line::styled(format!(" {}", more_lines(from, rest)), self.paint.dim()));
@@ -296,17 +395,7 @@ impl View<'_> {
         let Some(reports) = self.state.reports.value() else {
             return self.not_yet("Nothing is known yet.");
         };
-        let columns = [
-            Column::name("queue"),
-            Column::words("state", 8),
-            Column::number("due", 7),
-            Column::number("late", 7),
-            Column::number("ready", 7),
-            Column::number("cons.", 5),
-            Column::number("in/s", 6),
-            Column::number("out/s", 6),
-            Column::number("running", 9),
-        ];
+        let columns = self.queue_columns(false);
         let table = Table { columns: &columns, width: self.columns };
         let counted = reports.overview.counted_at.is_some();
         let rows = reports
@@ -314,9 +403,41 @@ impl View<'_> {
             .iter()
             .enumerate()
             .map(|(n, queue)| vec![table.row(self.queue(queue, counted), self.marked(n))]);
-        let panel = reports.queues.get(self.state.cursor()).map_or_else(Vec::new, |queue| self.of_queue(queue));
+        let panel =
+            reports.queues.get(self.state.cursor()).map_or_else(Vec::new, |queue| self.of_queue(queue, reports));
         let title = number_of(reports.queues.len(), "queue");
         self.list(title, table.head(self.paint.dim()), rows.collect(), panel)
+    }
+
+    /// The columns of queues; `brief` where the table is one of several on the screen.
+    fn queue_columns(&self, brief: bool) -> [Column; 15] {
+        let (all, roomy) = (self.columns >= WIDE, self.columns >= ROOMY);
+        let (more, messages) = (all || brief, all || !brief);
+        [
+            Column::name("queue"),
+            Column::words("state", 8),
+            Column::number("sleeping", 9).when(all),
+            Column::number("due", 7),
+            Column::number("late", 7),
+            Column::number("held", 7).when(more),
+            Column::number("oldest", 8).when(all),
+            Column::number("ready", 7).when(messages || roomy),
+            Column::number("cons.", 5).when(messages),
+            Column::number("in/s", 6).when(messages),
+            Column::number("out/s", 6).when(messages),
+            Column::number("running", 9),
+            Column::number("starts/s", 8).when(more),
+            Column::number("p99 late", 8).when(more && roomy),
+            Column::name("throttle").when(all),
+        ]
+    }
+
+    fn queue_block(&self, of: &Reports) -> Block {
+        let columns = self.queue_columns(true);
+        let table = Table { columns: &columns, width: self.columns };
+        let counted = of.overview.counted_at.is_some();
+        let rows = of.queues.iter().map(|queue| table.row(self.queue(queue, counted), None));
+        self.block(number_of(of.queues.len(), "queue"), Some(table.head(self.paint.dim())), rows.collect(), 0)
     }
 
     fn queue(&self, of: &QueueReport, counted: bool) -> Vec<Cell> {
@@ -335,17 +456,23 @@ impl View<'_> {
         vec![
             plain(&of.queue),
             state,
+            known(counted.then_some(of.sleeping), |sleeping| count(sleeping, 9)),
             chains(of.due),
             overdue,
+            chains(of.held),
+            known(of.oldest_due, |due| whole(self.state.now.since(due.shown()))),
             known(of.ready, |ready| format!("{old}{}", count(ready, 6))),
             known(of.consumers, |consumers| format!("{old}{consumers}")),
             known(of.rates, |rates| rate(rates.into)),
             known(of.rates, |rates| rate(rates.out)),
             known(counted.then_some(of.running), |running| format!("{running}/{places}")),
+            plain(rate(of.starts_per_second)),
+            known(of.late_ms, |late| millis(late.p99)),
+            known(of.throttle.as_ref(), Clone::clone),
         ]
     }
 
-    fn of_queue(&self, of: &QueueReport) -> Vec<Line<'static>> {
+    fn of_queue(&self, of: &QueueReport, reports: &Reports) -> Vec<Line<'static>> {
         let mut lines = Vec::new();
         let mut say = |name: &str, text: String, style| lines.extend(told(name, &text, self.columns, style));
         say("queue", of.queue.clone(), self.paint.head());
@@ -373,6 +500,15 @@ impl View<'_> {
         say("at a time", format!("{ordered}{} in each worker; {takers} from it", at_once.configured), Style::new());
         if let Some(throttle) = &of.throttle {
             say("throttle", throttle.clone(), Style::new());
+        }
+        if self.large {
+            let kinds = of.kinds.iter().map(|(kind, chains)| format!("{kind} ({})", count(*chains, 9)));
+            say("kinds", listed(kinds), Style::new());
+            let workers = reports.workers.iter().flat_map(|worker| {
+                let own = worker.queues.iter().filter(|part| part.queue == of.queue);
+                own.map(|part| format!("{} ({} of {})", worker.worker, part.running, part.concurrency))
+            });
+            say("workers", listed(workers), Style::new());
         }
         lines
     }
@@ -403,11 +539,22 @@ impl View<'_> {
             (1.., Some(_), _) if of.hold.is_none() => (format!("{held} KEYS HELD"), self.paint.warn()),
             _ => ("HELD".to_owned(), self.paint.bad()),
         };
-        let columns = [Column::name("throttle"), Column::words("", 14), Column::number("", 14)];
+        let wide = self.columns >= WIDE;
+        let columns = [
+            Column::name("throttle"),
+            Column::words("", 14),
+            Column::number("", 14),
+            Column::text("").when(wide),
+            Column::text("").when(wide),
+        ];
         let table = Table { columns: &columns, width: self.columns };
         let waits = if of.waiting == 1 { "1 waits".into() } else { format!("{} wait", count(of.waiting, 9)) };
-        let mut lines = vec![table.row(vec![plain(&of.name), state, plain(waits)], self.marked(n))];
-        for key in of.keys.iter().take(KEYS) {
+        let queues = format!("  {}", listed(of.queues.iter().cloned()));
+        let why = of.in_the_way.as_ref().map_or("", |words| without_name(words, &of.name));
+        let cells = vec![plain(&of.name), state, plain(waits), plain(queues), plain(why)];
+        let mut lines = vec![table.row(cells, self.marked(n))];
+        let keys = if self.tall { KEYS_OF_TALL } else { KEYS };
+        for key in of.keys.iter().take(keys) {
             lines.extend(self.windows(key, of.keyed_by.is_some()));
         }
         if of.keys.is_empty() || of.scope == "worker" {
@@ -420,7 +567,7 @@ impl View<'_> {
                 self.paint.dim(),
             ));
         }
-        let further = of.remembered.saturating_sub(KEYS.min(of.keys.len()) as u64);
+        let further = of.remembered.saturating_sub(keys.min(of.keys.len()) as u64);
         if of.keyed_by.is_some() && further > 0 {
             let words = format!("   … {} keys more: roundelay throttle show {} KEY", count(further, 9), of.name);
             lines.push(Line::styled(middle(&words, self.columns), self.paint.dim()));
@@ -432,7 +579,8 @@ impl View<'_> {
     fn windows(&self, key: &KeyReport, named: bool) -> Vec<Line<'static>> {
         let name = if named { format!("{} ", middle(&key.key, 20)) } else { String::new() };
         let name_width = if named { 21 } else { 0 };
-        let bar = (self.columns.saturating_sub(name_width + 46)).clamp(10, 40);
+        let most = if self.columns >= WIDE { 80 } else { 40 };
+        let bar = (self.columns.saturating_sub(name_width + 46)).clamp(10, most);
         let windows = key.windows.iter().enumerate().map(|(n, window)| {
             let style = if window.used >= window.allow { self.paint.warn() } else { Style::new() };
             let name = if n == 0 { name.as_str() } else { "" };
@@ -491,8 +639,42 @@ impl View<'_> {
                 Style::new(),
             );
         }
-        say("queues", if of.queues.is_empty() { "none".into() } else { of.queues.join(", ") }, Style::new());
+        say("queues", listed(of.queues.iter().cloned()), Style::new());
+        if self.large {
+            let ConfiguredLimits { allow, per_ms, burst } = &of.configured;
+            let per = short_duration(Duration::from_millis(*per_ms));
+            say("configured", format!("{allow} in {per}, burst {burst}"), Style::new());
+        }
         lines
+    }
+
+    fn throttle_block(&self, of: &Reports) -> Block {
+        // Beside a sentence, a name has no need of half the room.
+        let (roomy, name) = (self.columns >= ROOMY, 20);
+        let columns = [
+            if roomy { Column::words("throttle", name) } else { Column::name("throttle") },
+            Column::words("state", 8),
+            Column::number("starts/s", 8),
+            Column::number("limit", 12),
+            Column::number("wait", 7),
+            Column::text("why").when(roomy),
+        ];
+        let table = Table { columns: &columns, width: self.columns };
+        let row = |of: &ThrottleFacts| {
+            let state = match (of.held, of.why.is_empty()) {
+                (true, _) => ("HELD".to_owned(), self.paint.bad()),
+                (false, false) => ("SLOWED".to_owned(), self.paint.warn()),
+                (false, true) => plain("open"),
+            };
+            let limit =
+                known(of.window, |window| format!("{} in {}", count(window.allow, 6), short_duration(window.per)));
+            let why = without_name(&of.why, &of.name);
+            let starts = plain(rate(of.starts_per_second));
+            let name = if roomy { middle(&of.name, name) } else { of.name.clone() };
+            table.row(vec![plain(name), state, starts, limit, plain(count(of.waiting, 7)), plain(why)], None)
+        };
+        let rows = of.throttles.iter().map(row).collect();
+        self.block(number_of(of.throttles.len(), "throttle"), Some(table.head(self.paint.dim())), rows, 0)
     }
 
     // ---- Chains ----
@@ -521,6 +703,7 @@ impl View<'_> {
             Column::name("key"),
             Column::words("queue", names),
             Column::words("does", 11),
+            Column::words("due", 11).when(self.columns >= WIDE),
             Column::number("late by", 8),
         ];
         let table = Table { columns: &columns, width: self.columns };
@@ -536,7 +719,9 @@ impl View<'_> {
             other => plain(other),
         };
         let late = of.late.map_or_else(|| "-".into(), super::text::span);
-        vec![plain(middle(&of.kind, names)), plain(&of.key), plain(middle(&of.queue, names)), doing, plain(late)]
+        let due = clock(of.due, self.state.now);
+        let (kind, queue) = (middle(&of.kind, names), middle(&of.queue, names));
+        vec![plain(kind), plain(&of.key), plain(queue), doing, plain(due), plain(late)]
     }
 
     fn chain(&self, kind: &str, key: &str) -> Vec<Line<'static>> {
@@ -548,16 +733,36 @@ impl View<'_> {
             lines.extend(self.not_yet("It is being asked for."));
             return lines;
         };
+        let room = self.room.saturating_sub(lines.len());
+        let single = entity.single.as_ref().filter(|one| entity.chain.is_none() || one.state != "retired");
+        match entity.chain.as_ref().or(single) {
+            // The runs of the rotation have those of the manual run among them.
+            Some(chain) if self.columns >= WIDE => {
+                let half = self.columns / 2;
+                let (left, right) = (self.part(half - GUTTER), self.part(self.columns - half));
+                let about = left.scrolled(left.about(entity, single, false), self.state.scroll, room);
+                let runs = right.scrolled(right.runs_of(chain), self.state.scroll, room);
+                lines.extend(beside(about, runs, half));
+            }
+            _ => lines.extend(self.scrolled(self.about(entity, single, true), self.state.scroll, room)),
+        }
+        lines
+    }
+
+    /// All that is known of an entity, with its last runs if these do not stand elsewhere.
+    fn about(&self, entity: &Entity, single: Option<&ChainReport>, runs: bool) -> Vec<Line<'static>> {
         let (mut rest, now) = (Vec::new(), self.state.now);
         if entity.is_unknown() {
             rest.extend(self.not_yet("Nothing is known of it, and nothing of it has failed or runs."));
         }
-        if let Some(chain) = &entity.chain {
-            rest.extend(self.of_chain(chain));
-        }
-        if let Some(single) = entity.single.iter().find(|one| entity.chain.is_none() || one.state != "retired") {
+        let of_chain = |of: &ChainReport| {
+            let runs = if runs { self.runs_of(of) } else { Vec::new() };
+            [self.of_chain(of), runs].concat()
+        };
+        rest.extend(entity.chain.iter().flat_map(of_chain));
+        if let Some(single) = single {
             rest.push(Line::styled(" One run more, beside it:", self.paint.head()));
-            rest.extend(self.of_chain(single));
+            rest.extend(of_chain(single));
         }
         for job in &entity.running {
             let words = format!(
@@ -569,7 +774,7 @@ impl View<'_> {
             );
             rest.extend(told("runs since", &words, self.columns, Style::new()));
         }
-        for failure in entity.failures.iter().take(5) {
+        for failure in entity.failures.iter().take(if self.large { 20 } else { 5 }) {
             let part = if failure.item.is_empty() { String::new() } else { format!("{}: ", failure.item) };
             let words = format!(
                 "{part}{} (×{}, {}); {}",
@@ -580,9 +785,7 @@ impl View<'_> {
             );
             rest.extend(told("FAILED", &words, self.columns, self.paint.warn()));
         }
-        let room = self.room.saturating_sub(lines.len());
-        lines.extend(self.scrolled(rest, room));
-        lines
+        rest
     }
 
     fn of_chain(&self, of: &ChainReport) -> Vec<Line<'static>> {
@@ -616,6 +819,27 @@ impl View<'_> {
                 .map_or_else(String::new, |state| format!(", {state}"));
             say("owner", format!("{owner}{state}"), Style::new());
         }
+        if self.large {
+            let known = |time: Option<At>| time.map_or_else(|| "never".into(), |time| when(time.shown(), now));
+            let next = of.next.iter().take(5).map(|due| clock(due.shown(), now));
+            say("then", listed(next), Style::new());
+            say("started", format!("{}; ended {}", known(of.last_start), known(of.last_finish)), Style::new());
+            let sent = if of.sent { "sent" } else { "not known to be on the broker" };
+            let again = match of.looks {
+                0 => String::new(),
+                1 => "; catch-up has sent it once more".into(),
+                looks => format!("; catch-up has sent it {looks} times more"),
+            };
+            say("message", format!("{sent}{again}"), Style::new());
+        }
+        lines
+    }
+
+    /// The last runs of a chain.
+    fn runs_of(&self, of: &ChainReport) -> Vec<Line<'static>> {
+        let now = self.state.now;
+        let mut lines = Vec::new();
+        let mut say = |name: &str, text: String, style| lines.extend(told(name, &text, self.columns, style));
         if of.attempts.is_empty() {
             say("last runs", "none is kept".into(), Style::new());
         }
@@ -646,22 +870,39 @@ impl View<'_> {
         if reports.workers.is_empty() {
             return self.not_yet("No worker runs on this ledger, or has within the last hour.");
         }
-        let columns = [
-            Column::name("worker"),
-            Column::words("state", 8),
-            Column::number("heard of", 8),
-            Column::number("up", 7),
-            Column::number("running", 9),
-            Column::number("leases", 6),
-            Column::number("starts/s", 8),
-            Column::words("version", 8),
-        ];
+        let columns = self.worker_columns(false);
         let table = Table { columns: &columns, width: self.columns };
         let rows =
             reports.workers.iter().enumerate().map(|(n, worker)| vec![table.row(self.worker(worker), self.marked(n))]);
         let panel = reports.workers.get(self.state.cursor()).map_or_else(Vec::new, |worker| self.of_worker(worker));
         let title = number_of(reports.workers.len(), "worker");
         self.list(title, table.head(self.paint.dim()), rows.collect(), panel)
+    }
+
+    /// The columns of workers; `brief` where the table is one of several on the screen.
+    fn worker_columns(&self, brief: bool) -> [Column; 11] {
+        let (all, roomy) = (self.columns >= WIDE, self.columns >= ROOMY);
+        let (more, process) = (all || brief && roomy, all || !brief);
+        [
+            Column::name("worker"),
+            Column::words("state", 8),
+            Column::number("heard of", 8),
+            Column::number("up", 7).when(process || roomy),
+            Column::number("running", 9),
+            Column::number("for a slot", 10).when(more),
+            Column::number("leases", 6).when(process),
+            Column::number("starts/s", 8),
+            Column::number("p99 late", 8).when(more),
+            Column::words("version", 8).when(process),
+            Column::text("queues").when(all),
+        ]
+    }
+
+    fn worker_block(&self, of: &Reports) -> Block {
+        let columns = self.worker_columns(true);
+        let table = Table { columns: &columns, width: self.columns };
+        let rows = of.workers.iter().map(|worker| table.row(self.worker(worker), None));
+        self.block(number_of(of.workers.len(), "worker"), Some(table.head(self.paint.dim())), rows.collect(), 0)
     }
 
     fn worker(&self, of: &WorkerReport) -> Vec<Cell> {
@@ -679,9 +920,12 @@ impl View<'_> {
             plain(whole(now.since(of.seen.shown()))),
             plain(whole(now.since(of.started.shown()))),
             plain(format!("{running}/{places}")),
+            plain(count(of.waiting, 10)),
             plain(count(of.leases as i64, 6)),
             plain(rate(of.starts_per_second)),
+            known(of.late_ms, |late| millis(late.p99)),
             plain(&of.version),
+            plain(listed(of.queues.iter().map(|queue| queue.queue.clone()))),
         ]
     }
 
@@ -728,6 +972,8 @@ impl View<'_> {
             Column::words("outcome", 10),
             Column::number("took", 7),
             Column::number("late by", 7),
+            Column::words("worker", 24).when(self.columns >= WIDE),
+            Column::text("reason").when(self.columns >= WIDE),
         ];
         let table = Table { columns: &columns, width: self.columns };
         let rows = runs.iter().enumerate().map(|(n, run)| vec![table.row(self.run(run), self.marked(n))]);
@@ -744,6 +990,8 @@ impl View<'_> {
             (outcome(of), self.stress(of)),
             plain(took(of).unwrap_or_else(|| "-".into())),
             plain(late),
+            plain(&of.worker),
+            plain(of.reason.as_deref().unwrap_or_default()),
         ]
     }
 
@@ -767,6 +1015,16 @@ impl View<'_> {
             _ => Style::new(),
         }
     }
+}
+
+fn listed(names: impl Iterator<Item = String>) -> String {
+    let names: Vec<String> = names.collect();
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}
+
+/// What is said of a throttle, beside its name.
+fn without_name<'a>(words: &'a str, throttle: &str) -> &'a str {
+    words.strip_prefix("the throttle ").and_then(|rest| rest.strip_prefix(throttle)).map_or(words, str::trim_start)
 }
 
 fn number_of(number: usize, what: &str) -> String {
@@ -802,15 +1060,18 @@ mod tests {
     #[test]
     fn the_hour_is_divided_evenly_and_what_is_not_known_is_not_zero() {
         let at = |secs: i64| Time::from_millis(secs * 1_000);
-        let bucket = |secs, starts| Bucket {
-            at: roundelay_model::calendar::At::wall(at(secs)),
-            starts,
-            seconds: 10,
-            p99_ms: None,
+        let bucket = |secs, starts, p99_ms| Bucket { at: At::wall(at(secs)), starts, seconds: 10, p99_ms };
+        // Nothing is shown before the hour; of two buckets of a part, starts are averaged, and the later start counts.
+        let sets = [
+            bucket(10_000 - 3_610, 99, Some(99.0)),
+            bucket(10_000 - 1_800, 20, Some(7.0)),
+            bucket(10_000 - 1_790, 40, Some(9.0)),
+            bucket(9_990, 0, None),
+        ];
+        let parts = |figure: fn(Vec<&Bucket>) -> Option<f64>| {
+            hour(&sets, at(10_000), 4).into_iter().map(figure).collect::<Vec<_>>()
         };
-        // Nothing is shown before the hour; two buckets of a part are averaged.
-        let sets =
-            [bucket(10_000 - 3_610, 99), bucket(10_000 - 1_800, 20), bucket(10_000 - 1_790, 40), bucket(9_990, 0)];
-        assert_eq!(hour(&sets, at(10_000), 4), [None, None, Some(3.0), Some(0.0)]);
+        assert_eq!(parts(starts), [None, None, Some(3.0), Some(0.0)]);
+        assert_eq!(parts(lateness), [None, None, Some(9.0), None]);
     }
 }

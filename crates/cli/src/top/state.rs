@@ -10,12 +10,13 @@ use roundelay_admin::inspect::broker::BrokerStatus;
 use roundelay_admin::inspect::chain::{AttemptReport, Entity};
 use roundelay_admin::inspect::overview::{Overview, overview, queues};
 use roundelay_admin::inspect::queues::QueueReport;
-use roundelay_admin::inspect::status_cache::Facts;
+use roundelay_admin::inspect::status_cache::{Facts, ThrottledNow};
 use roundelay_admin::inspect::throttles::ThrottleReport;
 use roundelay_admin::inspect::workers::WorkerReport;
 use roundelay_config::Config;
 use roundelay_ledger::Census;
 use roundelay_model::clock::Time;
+use roundelay_model::pacing::slots::Window;
 
 use super::order::{Action, Answered, Order, Question};
 
@@ -246,6 +247,42 @@ pub struct Reports {
     pub queues: Vec<QueueReport>,
     /// The workers.
     pub workers: Vec<WorkerReport>,
+    /// The throttles, as far as the status cache knows them.
+    pub throttles: Vec<ThrottleFacts>,
+}
+
+/// What the status cache knows of a throttle.
+#[derive(Clone, Debug)]
+pub struct ThrottleFacts {
+    pub name: String,
+    /// Whether an operator has ordered a hold.
+    pub held: bool,
+    /// Starts per second on its queues, as workers have last reported.
+    pub starts_per_second: f64,
+    /// The window that paces.
+    pub window: Option<Window>,
+    /// How many jobs wait for a slot.
+    pub waiting: i64,
+    /// Why starts wait for it; empty if none does.
+    pub why: String,
+}
+
+impl ThrottleFacts {
+    fn all(facts: &Facts, queues: &[QueueReport], config: &Config) -> Vec<Self> {
+        let one = |of: &ThrottledNow| {
+            let paced = queues.iter().filter(|queue| queue.throttle.as_ref() == Some(&of.name));
+            let configured = config.throttles.get(&of.name).map(|settings| settings.limits.window);
+            Self {
+                name: of.name.clone(),
+                held: facts.holds.of_throttle(&of.name).is_some(),
+                starts_per_second: paced.map(|queue| queue.starts_per_second).sum(),
+                window: of.limits.as_ref().map(|limits| limits.window).or(configured),
+                waiting: facts.waiting.get(&of.name).copied().unwrap_or(0),
+                why: of.words.clone(),
+            }
+        };
+        facts.throttled.iter().map(one).collect()
+    }
 }
 
 /// The selected row: remembered by its name, since rows above it come and go.
@@ -498,9 +535,11 @@ fn learn(state: &mut State, clock: Time, facts: &Facts) {
     let empty = Census::default();
     let census = facts.census.as_ref().map_or(&empty, |(census, _)| census);
     let with_last = Facts { asked: last, ..facts.clone() };
+    let queues = queues(&with_last, census, &state.config);
     let reports = Reports {
         overview: overview(facts, &state.config),
-        queues: queues(&with_last, census, &state.config),
+        throttles: ThrottleFacts::all(facts, &queues, &state.config),
+        queues,
         workers: facts
             .workers
             .iter()

@@ -5,28 +5,41 @@ use ratatui::text::{Line, Span};
 
 use super::text::{beginning, middle, width};
 
-/// A column: its name, its width, and the alignment of its text.
+/// A column: its name, its width, and how its text is aligned and shortened.
 pub struct Column {
     head: &'static str,
     /// `None` for a column that shares the width which the others leave.
     width: Option<usize>,
     right: bool,
+    /// Whether a text that is too long loses its middle, as names do, since they differ at their ends.
+    name: bool,
+    shown: bool,
 }
 
 impl Column {
     /// For words.
     pub const fn words(head: &'static str, width: usize) -> Self {
-        Self { head, width: Some(width), right: false }
+        Self { head, width: Some(width), right: false, name: false, shown: true }
     }
 
     /// For numbers.
     pub const fn number(head: &'static str, width: usize) -> Self {
-        Self { head, width: Some(width), right: true }
+        Self { head, width: Some(width), right: true, name: false, shown: true }
     }
 
     /// For names, which take the remaining width.
     pub const fn name(head: &'static str) -> Self {
-        Self { head, width: None, right: false }
+        Self { head, width: None, right: false, name: true, shown: true }
+    }
+
+    /// For sentences, which share the remaining width with names.
+    pub const fn text(head: &'static str) -> Self {
+        Self { head, width: None, right: false, name: false, shown: true }
+    }
+
+    /// Leaves the column and its cells out, unless there is room for it.
+    pub const fn when(self, shown: bool) -> Self {
+        Self { shown, ..self }
     }
 }
 
@@ -47,16 +60,18 @@ impl Table<'_> {
         self.row(names, None)
     }
 
-    /// A row; `chosen` has the style if the row is the selected one.
+    /// A row, with a cell for each column, shown or not; `chosen` has the style if the row is the selected one.
     pub fn row(&self, cells: Vec<Cell>, chosen: Option<Style>) -> Line<'static> {
-        let fixed: usize = self.columns.iter().filter_map(|column| column.width).sum();
-        let names = self.columns.iter().filter(|column| column.width.is_none()).count().max(1);
+        let shown = || self.columns.iter().filter(|column| column.shown);
+        let fixed: usize = shown().filter_map(|column| column.width).sum();
+        let names = shown().filter(|column| column.width.is_none()).count().max(1);
         // A mark before the row, and a space between two columns.
-        let left = self.width.saturating_sub(fixed + self.columns.len());
+        let left = self.width.saturating_sub(fixed + shown().count());
         let mut spans = vec![Span::raw(if chosen.is_some() { ">" } else { " " })];
-        for (n, (column, (text, style))) in self.columns.iter().zip(cells).enumerate() {
+        let cells = self.columns.iter().zip(cells).filter(|(column, _)| column.shown);
+        for (n, (column, (text, style))) in cells.enumerate() {
             let room = column.width.unwrap_or(left / names);
-            let text = if column.width.is_none() { middle(&text, room) } else { beginning(&text, room) };
+            let text = if column.name { middle(&text, room) } else { beginning(&text, room) };
             let padding = " ".repeat(room.saturating_sub(width(&text)));
             let text = if column.right { format!("{padding}{text}") } else { format!("{text}{padding}") };
             if n > 0 {
@@ -98,6 +113,34 @@ pub fn more(before: usize, after: usize) -> String {
         (before, 0) => format!("↑ {before} more"),
         (before, after) => format!("↑ {before} more   ↓ {after} more"),
     }
+}
+
+/// Lines side by side: the right ones begin in the column `at`, which the left ones must not reach.
+pub fn beside(left: Vec<Line<'static>>, right: Vec<Line<'static>>, at: usize) -> Vec<Line<'static>> {
+    // The style of a line would hold for what is put beside it, too.
+    let spans = |line: Line<'static>| {
+        let style = line.style;
+        line.spans.into_iter().map(move |span| Span::styled(span.content, style.patch(span.style)))
+    };
+    let rows = left.len().max(right.len());
+    let (mut left, mut right) = (left.into_iter(), right.into_iter());
+    let row = |_| {
+        let line = left.next().unwrap_or_default();
+        let gap = Span::raw(" ".repeat(at.saturating_sub(line.width())));
+        spans(line).chain([gap]).chain(spans(right.next().unwrap_or_default())).collect()
+    };
+    (0..rows).map(row).collect()
+}
+
+/// Divides `room` lines among parts that need so many each: all parts get the same, until they have what they need.
+pub fn shares(needs: &[usize], room: usize) -> Vec<usize> {
+    let mut given = vec![0; needs.len()];
+    for _ in 0..room {
+        let wanting = given.iter_mut().zip(needs).filter(|(has, needs)| **has < **needs).map(|(has, _)| has);
+        let Some(least) = wanting.min() else { break };
+        *least += 1;
+    }
+    given
 }
 
 /// A name and its text. Further lines of the text are indented.
@@ -149,5 +192,38 @@ mod tests {
         let cells = |key: &str| [key, "late", "1m 3s"].map(|text| (text.to_owned(), Style::new())).to_vec();
         assert_eq!(table.row(cells("ios/some/app-17"), None).to_string(), " ios/s…p-17 late   1m 3s");
         assert_eq!(table.row(cells("\x1b[1m日本"), Some(Style::new())).to_string(), ">␛[1m日本   late   1m 3s");
+        // What a column leaves goes to the names; a sentence loses its end.
+        let columns = [Column::name("key"), Column::words("doing", 6).when(false), Column::text("why")];
+        let table = Table { columns: &columns, width: 24 };
+        assert_eq!(table.head(Style::new()).to_string(), " key         why        ");
+        let cells = ["ios/some/app-17", "late", "it sleeps until"].map(|text| (text.to_owned(), Style::new())).to_vec();
+        assert_eq!(table.row(cells, None).to_string(), " ios/s…pp-17 it sleeps …");
+    }
+
+    #[test]
+    fn lines_stand_side_by_side_and_each_keeps_its_style() {
+        let (bold, dim) = (Style::new().add_modifier(Modifier::BOLD), Style::new().add_modifier(Modifier::DIM));
+        let left = vec![Line::styled("日本", bold), Line::raw("b")];
+        let right = vec![Line::raw("1"), Line::styled("2", dim), Line::raw("3")];
+        let lines = beside(left, right, 6);
+        let text: Vec<String> = lines.iter().map(Line::to_string).collect();
+        assert_eq!(text, ["日本  1", "b     2", "      3"]);
+        let styles = lines.iter().map(|line| line.spans.iter().map(|span| span.style).collect::<Vec<_>>());
+        let plain = Style::new();
+        assert_eq!(styles.collect::<Vec<_>>(), [vec![bold, plain, plain], vec![plain, plain, dim], vec![plain, plain]]);
+    }
+
+    #[test]
+    fn lines_are_divided_evenly_until_a_part_has_what_it_needs() {
+        let table: [(&[usize], usize, &[usize]); 5] = [
+            (&[3, 4], 20, &[3, 4]),
+            (&[3, 9], 8, &[3, 5]),
+            (&[9, 9], 7, &[4, 3]),
+            (&[0, 2, 9], 5, &[0, 2, 3]),
+            (&[], 5, &[]),
+        ];
+        for (needs, room, given) in table {
+            assert_eq!(shares(needs, room), given, "{needs:?} in {room}");
+        }
     }
 }

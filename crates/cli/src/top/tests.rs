@@ -1,4 +1,4 @@
-//! Whole screens of 80×24 as text, and how keys and answers change the state.
+//! Whole screens of 80×24 as text, what larger ones have more, and how keys and answers change the state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -86,6 +86,7 @@ fn worker(name: &str, seen: i64, state: WorkerState, queue: &str, running: i64) 
         queues: vec![queue],
         kinds: vec!["sync-app".into()],
         leases: 3,
+        oldest: Vec::new(),
     };
     SeenWorker { presence, seen: at(seen) }
 }
@@ -117,6 +118,7 @@ fn facts() -> Facts {
         calendar: Default::default(),
         asked_at: Some(at(-2)),
         census: Some((census, at(-4))),
+        kinds: Vec::new(),
         asked: BrokerStatus::Depths(
             [("sync-ios", depth(37, 0)), ("sync-android", depth(0, 2))].map(|(q, d)| (q.into(), d)).into(),
         ),
@@ -304,7 +306,11 @@ fn buffer(state: &State, colours: bool, width: u16, height: u16) -> Buffer {
 }
 
 fn screen(state: &State) -> String {
-    let buffer = buffer(state, false, 80, 24);
+    screen_of(state, (80, 24))
+}
+
+fn screen_of(state: &State, (width, height): (u16, u16)) -> String {
+    let buffer = buffer(state, false, width, height);
     let row = |y| {
         let cells = (0..buffer.area.width).map(|x| buffer[(x, y)].symbol());
         cells.collect::<String>().trim_end().to_owned()
@@ -314,7 +320,12 @@ fn screen(state: &State) -> String {
 
 #[track_caller]
 fn assert_screen(state: &State, expected: &str) {
-    let shown = screen(state);
+    assert_screen_of(state, (80, 24), expected);
+}
+
+#[track_caller]
+fn assert_screen_of(state: &State, size: (u16, u16), expected: &str) {
+    let shown = screen_of(state, size);
     assert!(!shown.chars().any(|letter| letter.is_control() && letter != '\n'), "{shown:?}");
     assert!(shown == expected.trim_matches('\n'), "\n{shown}\n");
 }
@@ -358,6 +369,117 @@ fn the_log() {
 #[test]
 fn the_help() {
     assert_screen(&pressed(told(false), &[Key::Char('?')]).0, HELP);
+}
+
+#[test]
+fn a_tall_terminal_has_tables_below_what_is_wrong() {
+    assert_screen_of(&told(false), (80, 48), TALL);
+}
+
+/// Spaces in a row count as one: at such widths, lines are mostly spaces.
+#[test]
+fn a_wide_terminal_has_more_columns_and_tables_side_by_side() {
+    let line = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let large = (200, 60);
+    /// The key of a screen (`!`: an open chain), the size of the terminal, and what is within lines.
+    type Case = (char, (u16, u16), &'static [&'static str]);
+    let table: [Case; 8] = [
+        (
+            '1',
+            large,
+            &[
+                "sleeping due for a slot running LATE held paused FAILING",
+                "its highest p99 late 7ms, and the last hour, with 7ms at its highest",
+                "oldest due since 03:10:00 (2m 44s ago) ERROR no worker consumes the queue sync-ios, where 40 chains",
+                "2 queues warning 2 entities",
+                "queue state due late held ready running starts/s p99 late held the queue sync-android is held by",
+                "sync-ios NO CONS. 40 12 0 37 3/0 1.5 7ms",
+                "1 throttle worker state heard of up running for a slot starts/s p99 late",
+                "throttle state starts/s limit wait why 4711-8c1f0a2b3c4d5e6f working 3s 2h 3m 3/16 2 1.5 7ms",
+                "ios SLOWED 1.5 5 in 1s 2 lets one start at a time try: the ne… 4712-0a2b3c4d5e6f8c1f SILENT 50s",
+            ],
+        ),
+        (
+            '1',
+            (140, 24),
+            &[
+                "queue state due late held running starts/s ↓ 6 more lines",
+                "sync-ios NO CONS. 40 12 0 3/0 1.5 3 workers",
+                "ios SLOWED 1.5 5 in 1s 2 4713-2b3c4d5e6f8c1f0a DRAINING 1s 1/16 1.5",
+            ],
+        ),
+        (
+            '2',
+            large,
+            &[
+                "queue state sleeping due late held oldest ready cons. in/s out/s running starts/s p99 late throttle",
+                ">sync-android PAUSED 1,234,567 0 0 0 - 0 2 12.5 12.2 3/16 1.5 7ms -",
+                "sync-ios NO CONS. 12,000 40 12 0 2m 44s 37 0 - - 3/0 1.5 7ms ios",
+                "workers 4711-8c1f0a2b3c4d5e6f (3 of 16)",
+            ],
+        ),
+        (
+            '3',
+            large,
+            &[
+                ">ios USED UP 2 wait sync-ios is used up (5 of 5 in 1s): the next slot opens in less…",
+                "play HELD 2 wait sync-ios is held",
+                "configured 5 in 1s, burst 1",
+            ],
+        ),
+        (
+            '4',
+            large,
+            &[
+                "kind key queue does due late by",
+                "sync-app ios/an-application-whose-name-is-so-long-that-it-has-to-lose-its-middle/17 sync-ios LATE \
+                 02-28 02:11 1d 1h",
+            ],
+        ),
+        (
+            '5',
+            large,
+            &[
+                "worker state heard of up running for a slot leases starts/s p99 late version queues",
+                ">4711-8c1f0a2b3c4d5e6f working 3s 2h 3m 3/16 2 3 1.5 7ms 0.1.0 sync-android",
+            ],
+        ),
+        (
+            '6',
+            large,
+            &[
+                "started chain tick outcome took late by worker reason",
+                "03:12:34 sync-app ios/notes 8.1 failed 993ms 7ms 4711-8c1f0a2b3c4d5e6f HTTP 500: ␛[2Jit broke",
+            ],
+        ),
+        (
+            '!',
+            large,
+            &[
+                "does late, for 2m 44s, on the queue sync-ios last runs 03:12:34 tick 9.1 failed after 993ms, 7ms \
+                 late, on 4711-8c1f0a2b3c4d5e6f: HTTP 503",
+                "message sent",
+            ],
+        ),
+    ];
+    for (key, size, expected) in table {
+        let state = if key == '!' { opened(on(told(false), '4')) } else { on(told(false), key) };
+        let shown = screen_of(&state, size);
+        let lines: Vec<String> = shown.lines().map(line).collect();
+        for wanted in expected {
+            assert!(lines.iter().any(|line| line.contains(wanted)), "{wanted}\n{shown}");
+        }
+    }
+}
+
+#[test]
+fn blocks_that_have_no_room_are_cut_and_say_so() {
+    let one = |n: u32| worker(&format!("{n}-of-many"), -1, WorkerState::Working, "sync-ios", 1);
+    let many = Facts { workers: (0..40).map(one).collect(), ..facts() };
+    let (state, _) = step(state(false), 0, Input::Facts(Arc::new(many)));
+    let shown = screen_of(&state, (140, 24));
+    assert!(shown.contains("40 workers") && shown.contains("0-of-many") && shown.contains("more lines"), "{shown}");
+    assert!(!shown.contains("39-of-many") && shown.ends_with("scroll what is wrong"), "{shown}");
 }
 
 #[test]
@@ -431,7 +553,7 @@ fn without_colours_nothing_is_coloured_and_with_them_only_what_is_stressed_alrea
 #[test]
 fn it_draws_at_any_size() {
     let states = ['1', '2', '3', '4', '5', '6', '?'].map(|key| on(told(false), key));
-    for (width, height) in [(1, 1), (20, 5), (60, 16), (61, 17), (79, 23), (200, 60)] {
+    for (width, height) in [(1, 1), (20, 5), (60, 16), (61, 17), (79, 23), (60, 45), (140, 16), (200, 60), (400, 100)] {
         for state in &states {
             let shown = buffer(state, true, width, height);
             let text: String = shown.content().iter().map(|cell| cell.symbol()).collect();
@@ -581,6 +703,57 @@ const OVERVIEW: &str = r#"
  warning  the throttle ios lets one start at a time try: the next slot opens in
           less than 1s, 2 wait
  ↓ 3 more lines
+
+q quit   ? help   1-6 or Tab screens   ↑↓ scroll what is wrong
+"#;
+
+const TALL: &str = r#"
+[1 Overview] 2 Queues  3 Throttles  4 Late  5 Workers  6 Log        03:12:44 UTC
+
+     sleeping          due   for a slot      running         LATE      FAILING
+    1,246,567           40            2            6           12            2
+
+ starts/s    2.5, and the last hour, with 3.8 at its highest
+                   ▇     ▃▁     ▇     ▃▁     ▇     ▃▁     ▇     ▃▁     ▇     ▃█
+                 ▂██    ▆██   ▂██    ▆██   ▂██    ▆██   ▂██    ▆██   ▂██    ▆██
+                ▅███  ▁▇███  ▅███  ▁▇███  ▅███  ▁▇███  ▅███  ▁▇███  ▅███  ▁▇███
+              ▁▇█████▄█████▁▇█████▄█████▁▇█████▄█████▁▇█████▄█████▁▇█████▄█████
+             ▅█████████████████████████████████████████████████████████████████
+ ············██████████████████████████████████████████████████████████████████
+ lateness    2ms (median), 7ms (p99), 15ms (worst)
+ flatness    1.3
+ oldest due  since 03:10:00 (2m 44s ago)
+ workers     1 working, 1 draining, 1 SILENT
+ chains      5 paused, 17 retired; counted 03:12:40 (4s ago)
+
+ What is wrong
+ ERROR    no worker consumes the queue sync-ios, where 40 chains are due
+ ERROR    12 chains are late, on sync-ios; the longest since
+          2026-03-01T03:10:00.000Z, for 2m 44s
+ warning  one worker has said nothing for 30 s: dead, frozen, or cut off
+ warning  the throttle ios lets one start at a time try: the next slot opens in
+          less than 1s, 2 wait
+ warning  2 entities or parts of them are failing
+ held     the queue sync-android is held by ann@ops since
+          2026-03-01T03:09:24.000Z: they are down␛[31m
+
+ 2 queues
+ queue                       state        due    late    held   running starts/s
+ sync-android                PAUSED         0       0       0      3/16      1.5
+ sync-ios                    NO CONS.      40      12       0       3/0      1.5
+
+ 1 throttle
+ throttle                                 state    starts/s        limit    wait
+ ios                                      SLOWED        1.5      5 in 1s       2
+
+ 3 workers
+ worker                                     state    heard of   running starts/s
+ 4711-8c1f0a2b3c4d5e6f                      working        3s      3/16      1.5
+ 4712-0a2b3c4d5e6f8c1f                      SILENT        50s      0/16      1.5
+ 4713-2b3c4d5e6f8c1f0a                      DRAINING       1s      1/16      1.5
+
+
+
 
 q quit   ? help   1-6 or Tab screens   ↑↓ scroll what is wrong
 "#;

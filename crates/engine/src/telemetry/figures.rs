@@ -9,6 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use roundelay_model::kind_stats::KindStats;
 use roundelay_model::outcome::Verdict;
 use roundelay_model::reason::Class;
 use tokio::time::Instant;
@@ -137,6 +138,8 @@ pub struct KindFigures {
     attempts: Box<[OnceLock<Counter>]>,
     /// Occurrences left out, because the chain still ran and because nothing could start.
     left_out: [Counter; 2],
+    /// What has come since it was last taken, for the ledger.
+    recent: Mutex<KindStats>,
 }
 
 impl KindFigures {
@@ -151,6 +154,7 @@ impl KindFigures {
             attempts: (0..ENDS.len() * (Class::ALL.len() + 1)).map(|_| OnceLock::new()).collect(),
             left_out: ["overlap", "misfire"]
                 .map(|reason| families.left_out.get_or_create_owned(&ByLeftOut { kind: kind.to_owned(), reason })),
+            recent: Mutex::default(),
         };
         // These are at zero from the start, so that the first of them is an increase. The others
         // are too many to show for nothing.
@@ -160,14 +164,25 @@ impl KindFigures {
         figures
     }
 
+    /// A handler starts, `late` after its due time.
+    pub fn started(&self, late: Duration) {
+        self.recent.lock().late.add(late);
+    }
+
     /// A handler has run for this long.
     pub fn ran(&self, duration: Duration) {
         self.duration.observe(duration.as_secs_f64());
+        self.recent.lock().took.add(duration);
+    }
+
+    /// Takes what has come since this was last asked.
+    pub(crate) fn take_recent(&self) -> KindStats {
+        std::mem::take(&mut *self.recent.lock())
     }
 
     /// An attempt has ended, of a chain's tick or of a one-off job.
     pub fn ended(&self, verdict: Verdict, class: Option<Class>, chain: bool) {
-        self.attempt(row(verdict), class).inc();
+        self.end(row(verdict), class);
         let over = match verdict {
             Verdict::Done | Verdict::Failed | Verdict::Retired | Verdict::Cut => true,
             Verdict::Retried | Verdict::Snoozed | Verdict::FannedOut => false,
@@ -186,16 +201,28 @@ impl KindFigures {
     pub fn left_out(&self, overlapped: u32, misfired: u32) {
         self.left_out[0].inc_by(overlapped.into());
         self.left_out[1].inc_by(misfired.into());
+        if overlapped + misfired > 0 {
+            self.recent.lock().left_out += u64::from(overlapped) + u64::from(misfired);
+        }
     }
 
     /// An attempt has ended after another worker had claimed its tick.
     pub fn fenced(&self) {
-        self.attempt(FENCED, Some(Class::Fenced)).inc();
+        self.end(FENCED, Some(Class::Fenced));
     }
 
     /// An earlier attempt was found that never ended, and whose lease has run out.
     pub fn lost(&self) {
-        self.attempt(LOST, Some(Class::Lost)).inc();
+        self.end(LOST, Some(Class::Lost));
+    }
+
+    fn end(&self, end: usize, class: Option<Class>) {
+        self.attempt(end, class).inc();
+        let mut recent = self.recent.lock();
+        match recent.ends.get_mut(ENDS[end]) {
+            Some(count) => *count += 1,
+            None => drop(recent.ends.insert(ENDS[end].to_owned(), 1)),
+        }
     }
 
     fn attempt(&self, end: usize, class: Option<Class>) -> &Counter {

@@ -111,6 +111,7 @@ mod tests {
             queues: queues.iter().map(queue).collect(),
             kinds: Vec::new(),
             leases: 0,
+            oldest: Vec::new(),
         };
         SeenWorker { presence, seen: Time::from_millis(seen) }
     }

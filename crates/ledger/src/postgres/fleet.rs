@@ -6,12 +6,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrder, FleetOrders, KEPT, Presence, Subject, ThroughputSample};
+use roundelay_model::kind_stats::{KindBucket, Step};
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
 use super::connect::{Use, words};
 use crate::error::LedgerError;
-use crate::fleet::{Fleet, SeenWorker};
+use crate::fleet::{Fleet, SeenWorker, of_all_workers};
 
 /// How long an order may take.
 const ORDER: Duration = Duration::from_secs(60);
@@ -37,6 +39,20 @@ const ATTEND: &str = "
              ON CONFLICT (at, worker) DO UPDATE SET said = excluded.said)
     INSERT INTO workers (worker, seen, said) SELECT $1, ms, $2 FROM now
     ON CONFLICT (worker) DO UPDATE SET seen = excluded.seen, said = excluded.said";
+/// It waits for no lock: rows that another worker is deleting are skipped. What is written is not forgotten in the same
+/// statement, which must not change a row twice.
+const NOTE_KINDS: &str = "
+    WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms),
+         old AS (
+             DELETE FROM kind_stats WHERE (step, at, kind, worker) IN (
+                 SELECT k.step, k.at, k.kind, k.worker
+                 FROM unnest($6::int8[], $7::int8[], $8::int8[]) AS kept (step, ms, written), now, kind_stats k
+                 WHERE k.step = kept.step AND k.at < least(now.ms - kept.ms, kept.written)
+                 FOR UPDATE OF k SKIP LOCKED))
+    INSERT INTO kind_stats (step, at, kind, worker, said)
+    SELECT u.step, u.at, u.kind, $1, u.said
+    FROM unnest($2::int8[], $3::int8[], $4::text[], $5::text[]) AS u (step, at, kind, said)
+    ON CONFLICT (step, at, kind, worker) DO UPDATE SET said = excluded.said";
 const LEAVE: &str = "
     WITH orders AS (DELETE FROM fleet_orders WHERE subject = 'worker:' || $1)
     DELETE FROM workers WHERE worker = $1";
@@ -75,6 +91,31 @@ impl Fleet for PostgresLedger {
         let rows = self.reader.query(sql, &[&since.as_millis()]).await?;
         let said: Vec<String> = rows.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>().map_err(told)?;
         Ok(said.iter().filter_map(|said| serde_json::from_str(said).ok()).collect())
+    }
+
+    async fn note_kinds(&self, worker: String, buckets: Vec<KindBucket>) -> Result<(), LedgerError> {
+        let steps: Vec<i64> = buckets.iter().map(|bucket| bucket.step.millis()).collect();
+        let at: Vec<i64> = buckets.iter().map(|bucket| bucket.at.as_millis()).collect();
+        let kinds: Vec<&str> = buckets.iter().map(|bucket| bucket.kind.as_str()).collect();
+        let said = |bucket: &KindBucket| serde_json::to_string(&bucket.stats).unwrap_or_default();
+        let said: Vec<String> = buckets.iter().map(said).collect();
+        let kept = |step: Step| i64::try_from(step.kept().as_millis()).unwrap_or(i64::MAX);
+        let written = |step: Step| {
+            let of_step = buckets.iter().filter(|bucket| bucket.step == step);
+            of_step.map(|bucket| bucket.at.as_millis()).min().unwrap_or(i64::MAX)
+        };
+        let of_steps = [Step::ALL.map(Step::millis), Step::ALL.map(kept), Step::ALL.map(written)].map(Vec::from);
+        let [all, kept, written] = of_steps;
+        let parameters: [&(dyn ToSql + Sync); 8] = [&worker, &steps, &at, &kinds, &said, &all, &kept, &written];
+        self.reader.execute(NOTE_KINDS, &parameters).await.map(drop)
+    }
+
+    async fn kinds(&self, step: Step, since: Time) -> Result<Vec<KindBucket>, LedgerError> {
+        let sql = "SELECT at, kind, said FROM kind_stats WHERE step = $1 AND at >= $2 ORDER BY at, kind";
+        let rows = self.reader.query(sql, &[&step.millis(), &since.as_millis()]).await?;
+        let read = |row: &Row| Ok::<_, Error>((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
+        let rows: Vec<(i64, String, String)> = rows.iter().map(read).collect::<Result<_, _>>().map_err(told)?;
+        Ok(of_all_workers(step, rows.into_iter()))
     }
 
     async fn fleet_orders(&self) -> Result<BTreeMap<Subject, FleetOrders>, LedgerError> {

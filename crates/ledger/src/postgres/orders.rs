@@ -13,7 +13,7 @@ use super::PostgresLedger;
 use super::connect::{Address, Session, Use, passes, words};
 use super::group::hint;
 use super::reader::{Reader, Result};
-use super::reports::waits_for_twin;
+use super::reports::{late, waits_for_twin};
 use crate::chain::{ChainState, Hint};
 use crate::error::LedgerError;
 use crate::look::{Move, sql_like};
@@ -35,10 +35,9 @@ macro_rules! sql {
             $state,
             " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2) ",
             "AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4) ",
-            "AND ($5::text IS NULL OR queue = $5) AND ($6::int8 IS NULL OR (state = 0 AND chains.due < $6 ",
-            "AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND NOT ",
-            waits_for_twin!("(SELECT ms FROM now)"),
-            ")) ",
+            "AND ($5::text IS NULL OR queue = $5) AND ($6::int8 IS NULL OR ",
+            late!("$6", "(SELECT ms FROM now)"),
+            ") ",
             "AND ($7::int8 IS NULL OR state = $7) AND parent = 0 ",
             $($tail)?
         )
@@ -193,10 +192,9 @@ impl Reader {
                     " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2)
                       AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4)
                       AND ($5::text IS NULL OR queue = $5)
-                      AND ($6::int8 IS NULL OR (state = 0 AND due < $6 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0
-                                                AND NOT ",
-                    waits_for_twin!("$8"),
-                    "))
+                      AND ($6::int8 IS NULL OR ",
+                    late!("$6", "$8"),
+                    ")
                       AND ($7::int8 IS NULL OR state = $7) AND parent = 0 AND $8 IS NOT NULL"
                 )
             };

@@ -1,6 +1,7 @@
 //! Reports, in SQL: the verbs that only read.
 
 use async_trait::async_trait;
+use std::collections::HashMap;
 use std::time::Duration;
 
 use roundelay_model::clock::Time;
@@ -16,7 +17,7 @@ use super::reader::{Reader, Result};
 use crate::census::{Census, QueueCensus};
 use crate::chain::{ChainState, Holder};
 use crate::error::LedgerError;
-use crate::look::{Cursor, ListFilter, Listed, OwnerCensus, sql_like};
+use crate::look::{Cursor, LateCursor, ListFilter, Listed, OwnerCensus, failures_for, share, sql_like};
 use crate::orders::ChainFilter;
 use crate::reports::{AttemptRecord, ChainView, LateChain, Reports};
 
@@ -55,6 +56,21 @@ macro_rules! waits_for_twin {
     };
 }
 pub(super) use waits_for_twin;
+
+/// Whether a row of `chains` is late: it ticks, was due before `$before`, is not being run, and waits neither for its
+/// batch nor for the other row of its chain. `$now` is now.
+macro_rules! late {
+    ($before:literal, $now:literal) => {
+        concat!(
+            "(chains.state = 0 AND chains.due < ",
+            $before,
+            " AND chains.holder NOT IN (SELECT session FROM sessions) AND chains.batch_open = 0 AND NOT ",
+            waits_for_twin!($now),
+            ")"
+        )
+    };
+}
+pub(super) use late;
 
 /// The columns that [`listed`] reads, of `chains`.
 macro_rules! listed_columns {
@@ -208,10 +224,9 @@ impl Reader {
                      AND ($3::text IS NULL OR key LIKE $3)
                      AND ($7::int8 IS NULL OR state = $7) AND (NOT $8 OR holder IN (SELECT session FROM sessions))
                      AND ($11::text IS NULL OR queue = $11)
-                     AND ($12::int8 IS NULL OR (state = 0 AND due < $12 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0
-                                                AND NOT ",
-            waits_for_twin!("$9"),
-            "))
+                     AND ($12::int8 IS NULL OR ",
+            late!("$12", "$9"),
+            ")
                    ORDER BY kind, key LIMIT $10"
         );
         let ((after_kind, after_key), last) = filter.range(after);
@@ -224,7 +239,91 @@ impl Reader {
         self.rows(sql, &parameters, listed).await
     }
 
-    pub(super) async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>> {
+    async fn longest_late(
+        &self,
+        filter: ListFilter,
+        except: &[String],
+        after: Option<LateCursor>,
+        now: Time,
+        limit: u32,
+    ) -> Result<Vec<Listed>> {
+        let sql = concat!(
+            "SELECT ",
+            listed_columns!(),
+            " FROM chains
+              WHERE NOT once AND parent = 0 AND (due, epoch) > ($10::int8, $11::int8) AND queue <> ALL ($12::text[])
+                AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2)
+                AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4)
+                AND ($5::text IS NULL OR queue = $5) AND ($7::int8 IS NULL OR state = $7)
+                AND (NOT $8 OR holder IN (SELECT session FROM sessions))
+                AND ($6::int8 IS NULL OR ",
+            late!("$6", "$9"),
+            ")
+              ORDER BY due, epoch LIMIT $13"
+        );
+        let ChainFilter { kind, key, owner, like, queue, late_before, .. } = &filter.which;
+        let (like, late_before) = (like.as_deref().map(sql_like), late_before.map(Time::as_millis));
+        let (state, running) = filter.bounds();
+        let (due, epoch) = after.map_or((i64::MIN, 0), |(due, epoch)| (due.as_millis(), epoch.get()));
+        let (now, limit) = (now.as_millis(), i64::from(limit));
+        let parameters: [&(dyn ToSql + Sync); 13] =
+            [kind, key, owner, &like, queue, &late_before, &state, &running, &now, &due, &epoch, &except, &limit];
+        self.rows(sql, &parameters, listed).await
+    }
+
+    async fn owners(
+        &self,
+        after: String,
+        limit: u32,
+        (before, except): (Time, &[String]),
+        now: Time,
+        effort: u32,
+    ) -> Result<Vec<OwnerCensus>> {
+        // The range of one name, the order, and a limit that the planner does not know have each owner's chains read by
+        // the index, and no more of them than are wanted, whatever it takes for the usual number of chains of an owner.
+        let late = concat!(
+            "SELECT o.owner,
+                    (SELECT count(*) FROM
+                         (SELECT * FROM chains
+                          WHERE owner >= o.owner AND owner <= o.owner AND NOT once AND parent = 0 AND state = 0
+                          ORDER BY owner LIMIT (SELECT $2::int8)) chains
+                     WHERE queue <> ALL ($5::text[]) AND ",
+            late!("$3", "$4"),
+            ") FROM unnest($1::text[]) AS o (owner)"
+        );
+        let failing = concat!(
+            "SELECT f.owner, count(*) FROM
+                 (SELECT kind, key, item, last_at,
+                         (SELECT c.owner FROM chains c WHERE c.kind = f.kind AND c.key = f.key AND c.parent = 0
+                          ORDER BY c.once LIMIT 1) AS owner
+                  FROM failures f LIMIT $2::int8) f
+             WHERE f.owner = ANY ($1::text[]) AND NOT (",
+            recovered!(),
+            ") GROUP BY f.owner"
+        );
+        let few = "SELECT count(*) <= $1::int8 FROM (SELECT FROM failures LIMIT $1::int8 + 1) few";
+        let mut owners = self.owners_by_state(after, limit).await?;
+        let each = share(owners.iter().map(|of| of.active), effort);
+        let (before, now, effort) = (before.as_millis(), now.as_millis(), i64::from(failures_for(effort)));
+        let active: Vec<&str> = owners.iter().filter(|of| of.active > 0).map(|of| of.owner.as_str()).collect();
+        let count = |row: &Row| Ok((row.try_get::<_, String>(0)?, row.try_get::<_, i64>(1)?));
+        let late = self.rows(late, &[&active, &each, &before, &now, &except], count).await?;
+        let names: Vec<&str> = owners.iter().map(|of| of.owner.as_str()).collect();
+        let failing = self.rows(failing, &[&names, &effort], count).await?;
+        let complete = self.rows(few, &[&effort], |row| row.try_get(0)).await?.pop().unwrap_or(false);
+        let (late, failing) =
+            (late.into_iter().collect::<HashMap<_, _>>(), failing.into_iter().collect::<HashMap<_, _>>());
+        for of in &mut owners {
+            of.late = late.get(&of.owner).copied().unwrap_or(0);
+            of.late_complete = of.active <= each;
+            of.failing = failing.get(&of.owner).copied().unwrap_or(0);
+            of.failing_complete = complete;
+        }
+        Ok(owners)
+    }
+
+    /// Owners, with how many chains each has in which state.
+    async fn owners_by_state(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>> {
         // From one name to the next, however many chains each has; and then the chains of each by themselves, since in
         // one join with all of them the table would be read from end to end.
         let sql = r#"WITH RECURSIVE of_chains (owner, number) AS (
@@ -250,6 +349,10 @@ impl Reader {
                 paused: row.try_get(3)?,
                 retired: row.try_get(4)?,
                 quarantined: row.try_get(5)?,
+                late: 0,
+                late_complete: true,
+                failing: 0,
+                failing_complete: true,
             })
         };
         self.rows(sql, &[&after, &i64::from(limit)], census).await
@@ -337,8 +440,25 @@ impl Reports for PostgresLedger {
         self.reader.list(filter, after, self.clock.now(), limit).await
     }
 
-    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError> {
-        self.reader.owners(after, limit).await
+    async fn owners(
+        &self,
+        after: String,
+        limit: u32,
+        before: Time,
+        except: Vec<String>,
+        effort: u32,
+    ) -> Result<Vec<OwnerCensus>, LedgerError> {
+        self.reader.owners(after, limit, (before, &except), self.clock.now(), effort).await
+    }
+
+    async fn longest_late(
+        &self,
+        filter: ListFilter,
+        except: Vec<String>,
+        after: Option<LateCursor>,
+        limit: u32,
+    ) -> Result<Vec<Listed>, LedgerError> {
+        self.reader.longest_late(filter, &except, after, self.clock.now(), limit).await
     }
 
     async fn late(&self, before: Time, except: Vec<String>, limit: u32) -> Result<Vec<LateChain>, LedgerError> {

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use roundelay_model::clock::Time;
 use roundelay_model::deaths::Hands;
 use roundelay_model::ids::Fence;
 use roundelay_model::progress::Progress;
@@ -11,9 +10,11 @@ use tokio_postgres::{Error, Row};
 
 use super::PostgresLedger;
 use super::connect::words;
+use super::group::small;
 use super::reader::Reader;
+use super::reports::time;
 use crate::error::LedgerError;
-use crate::running::{Running, RunningJob};
+use crate::running::{OpenRun, RunSource, Running, RunningJob, longest};
 
 /// Waits for no lock: rows that another worker is deleting are skipped.
 const FORGET: &str = "DELETE FROM running WHERE (id, worker) IN (
@@ -32,6 +33,32 @@ const SELECT: &str = "SELECT id, worker, kind, key, queue, attempt, started, pro
                       WHERE kind = $1 AND key = $2
                         AND until > ledger_millis()
                       ORDER BY started, id, worker";
+
+/// The open attempts of the worker `$1` among those with the fences `$2` and the last `$3` of all. Each chain is looked
+/// up by itself: in a join, the planner might go through all of them.
+const OPEN: &str = "SELECT c.kind, c.key, c.parent, a.attempt, a.started, a.progress
+                    FROM (SELECT * FROM attempts WHERE fence = ANY ($2::int8[])
+                          UNION ALL
+                          SELECT * FROM (SELECT * FROM attempts ORDER BY fence DESC LIMIT $3::int8) last
+                          WHERE fence <> ALL ($2::int8[])) a
+                    CROSS JOIN LATERAL (SELECT kind, key, parent FROM chains
+                                        WHERE epoch = a.epoch AND fence = a.fence LIMIT 1) c
+                    WHERE a.finished IS NULL AND a.worker = $1 ORDER BY a.started, a.fence LIMIT $4::int8";
+const JOBS: &str = "SELECT id, worker, kind, key, queue, attempt, started, progress FROM running
+                    WHERE worker = $1 AND until > ledger_millis() ORDER BY started, id LIMIT $2::int8";
+
+fn job(row: &Row) -> Result<RunningJob, Error> {
+    Ok(RunningJob {
+        id: row.try_get(0)?,
+        worker: row.try_get(1)?,
+        kind: row.try_get(2)?,
+        key: row.try_get(3)?,
+        queue: row.try_get(4)?,
+        attempt: small(row.try_get(5)?),
+        started: time(row, 6)?,
+        progress: Progress::read(row.try_get(7)?).unwrap_or_default(),
+    })
+}
 
 const HANDS: &str =
     "SELECT count(*) FILTER (WHERE session NOT IN (SELECT session FROM sessions)), count(*) FROM in_hand
@@ -65,21 +92,31 @@ impl Running for PostgresLedger {
     }
 
     async fn running(&self, kind: String, key: String) -> Result<Vec<RunningJob>, LedgerError> {
-        let job = |row: &Row| {
-            Ok(RunningJob {
-                id: row.try_get(0)?,
-                worker: row.try_get(1)?,
-                kind: row.try_get(2)?,
-                key: row.try_get(3)?,
-                queue: row.try_get(4)?,
-                attempt: u32::try_from(row.try_get::<_, i64>(5)?).unwrap_or(u32::MAX),
-                started: Time::from_millis(row.try_get(6)?),
-                progress: Progress::read(row.try_get(7)?).unwrap_or_default(),
+        self.reader.rows(SELECT, &[&kind, &key], job).await
+    }
+
+    async fn open_runs(
+        &self,
+        worker: String,
+        fences: Vec<Fence>,
+        limit: u32,
+        effort: u32,
+    ) -> Result<Vec<OpenRun>, LedgerError> {
+        let run = |row: &Row| {
+            Ok(OpenRun {
+                source: if row.try_get::<_, i64>(2)? == 0 { RunSource::Chain } else { RunSource::Batch },
+                kind: row.try_get(0)?,
+                key: row.try_get(1)?,
+                attempt: small(row.try_get(3)?),
+                started: time(row, 4)?,
+                progress: row.try_get::<_, Option<String>>(5)?.as_deref().and_then(Progress::read),
             })
         };
-        let rows = self.reader.query(SELECT, &[&kind, &key]).await?;
-        let jobs: Result<_, Error> = rows.iter().map(job).collect();
-        jobs.map_err(|error| LedgerError::Statement(words(&error)))
+        let fences: Vec<i64> = fences.iter().map(|fence| fence.get()).collect();
+        let (most, effort) = (i64::from(limit), i64::from(effort));
+        let runs = self.reader.rows(OPEN, &[&worker, &fences, &effort, &most], run).await?;
+        let jobs = self.reader.rows(JOBS, &[&worker, &most], job).await?;
+        Ok(longest(runs, jobs, limit))
     }
 
     async fn hands(&self, job: String, session: i64) -> Result<Hands, LedgerError> {

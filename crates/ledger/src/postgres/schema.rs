@@ -6,7 +6,7 @@ use tokio_postgres::{Client, Error};
 use super::connect::{Session, words};
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 18] = [
+const MIGRATIONS: [&str; 19] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out of order. Text is
     // compared byte by byte, so that an index does not depend on the system's locales. Pages have room to spare, since
     // most updates (a claim changes no indexed column) can then stay on their page and leave the indexes alone; that is
@@ -127,6 +127,7 @@ const MIGRATIONS: [&str; 18] = [
     SESSIONS,
     IN_HAND,
     SYNCHRONOUS,
+    KIND_STATS,
 ];
 
 /// Places that stay taken for a whole window are forgotten when that is over, with the history.
@@ -325,6 +326,17 @@ const IN_HAND: &str = r#"
 /// Whether a session's worker refuses a server that waits for no standby, so that the standby knows of each of its claims.
 const SYNCHRONOUS: &str = "ALTER TABLE sessions ADD COLUMN synchronous bool NOT NULL DEFAULT false";
 
+/// What the runs of each kind came to, on each worker, in stretches of a minute, of ten and of an hour.
+const KIND_STATS: &str = r#"
+    CREATE TABLE kind_stats (
+        step   int8 NOT NULL,
+        at     int8 NOT NULL,
+        kind   text COLLATE "C" NOT NULL,
+        worker text COLLATE "C" NOT NULL,
+        said   text NOT NULL,
+        PRIMARY KEY (step, at, kind, worker)
+    );"#;
+
 /// The sequences of epochs and fences go on from at least now, in microseconds since 1970. So they
 /// never go back, not even when the database was replaced by an older copy of itself: the numbers
 /// that were given since then are all smaller. They stay below 2^53, which every JSON parser can
@@ -338,7 +350,7 @@ const BEHIND: &str = "last_value + 1000000 < floor(extract(epoch FROM clock_time
 pub(super) const VERSION: usize = MIGRATIONS.len();
 
 /// The ledger's tables. Other tables in the same schema are not the ledger's.
-pub(super) const TABLES: [&str; 23] = [
+pub(super) const TABLES: [&str; 24] = [
     "attempts",
     "attempts_archive",
     "audit",
@@ -349,6 +361,7 @@ pub(super) const TABLES: [&str; 23] = [
     "fleet_orders",
     "in_hand",
     "jobs",
+    "kind_stats",
     "ledger_clock",
     "meta",
     "owners",

@@ -11,13 +11,13 @@ use tokio_postgres::types::ToSql;
 use super::PostgresLedger;
 use super::failed::{fits, recovered};
 use super::reader::Result;
-use super::reports::{attempt, listed, listed_columns, time, waits_for_twin};
+use super::reports::{attempt, late, listed, listed_columns, time, waits_for_twin};
 use crate::chain::ChainState;
 use crate::failed::FailureFilter;
 use crate::look::{Condition, Cursor, ListFilter, Listed, sql_like};
 use crate::orders::ChainFilter;
 use crate::reports::AttemptRecord;
-use crate::search::{Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
+use crate::search::{Border, Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
 
 /// The chains in the order of their names, as far as a search looks.
 const LOOKED: &str = "SELECT kind, key FROM chains
@@ -26,6 +26,58 @@ const LOOKED: &str = "SELECT kind, key FROM chains
 
 /// An owner with at most this many chains is searched by the owners' index.
 const MAX_OWNER_INDEX: i64 = 10_000;
+/// How many attempts can be read in the order of their fences at the cost of one that the next of its chain leads to.
+const FETCH: i64 = 8;
+
+/// The attempts that a search looks at, latest first: those with fences below `$1` and above `$3`, at most `$2`.
+macro_rules! all_attempts {
+    () => {
+        "SELECT * FROM attempts WHERE fence < $1 AND fence > $3 ORDER BY fence DESC LIMIT $2"
+    };
+}
+
+/// The same of the chains that are named `$4` and `$5`, from the last attempt of each to the one before it, and no
+/// farther than to one that started before `$3`. Where a page goes on, its chain has nothing to be gone through again.
+macro_rules! attempts_of_name {
+    () => {
+        "WITH RECURSIVE back (epoch, number, more) AS (
+             SELECT c.epoch, CASE WHEN p.epoch = c.epoch THEN p.previous ELSE c.fence END, $2::int8
+             FROM chains c LEFT JOIN attempts p ON p.fence = $1
+             WHERE c.kind = $4 AND c.key = $5
+             UNION ALL
+             SELECT a.epoch, a.previous, more - (a.fence < $1)::int4
+             FROM back b JOIN attempts a ON a.fence = b.number AND a.epoch = b.epoch
+             WHERE more > (a.fence < $1)::int4 AND a.started >= $3)
+         SELECT a.* FROM back b JOIN attempts a ON a.fence = b.number AND a.epoch = b.epoch
+         WHERE a.fence < $1 ORDER BY a.fence DESC LIMIT $2"
+    };
+}
+
+/// Those of the attempts that fit, with their chains' names.
+macro_rules! fitting {
+    ($($attempts:tt)*) => {
+        concat!(
+            "SELECT a.fence, a.epoch, a.tick, a.attempt, a.worker, a.due, a.started, a.finished, a.verdict, a.reason,
+                    a.overlapped, a.misfired, a.progress, c.kind, c.key
+             FROM (",
+            $($attempts)*,
+            ") a LEFT JOIN chains c ON c.epoch = a.epoch
+             WHERE ($4::text IS NULL OR c.kind = $4) AND ($5::text IS NULL OR c.key = $5)
+               AND ($6::text IS NULL OR a.verdict = $6) AND ($7::text IS NULL OR c.owner = $7)
+               AND ($8::text IS NULL OR c.queue = $8)
+               AND ($9::text IS NULL OR strpos(lower(a.reason), lower($9)) > 0)
+               AND ($10::int8 IS NULL OR a.started >= $10) AND ($11::int8 IS NULL OR a.started < $11)
+             ORDER BY a.fence DESC LIMIT $12"
+        )
+    };
+}
+
+/// The last one of the attempts, if there are as many as are looked at.
+macro_rules! last_looked_at {
+    ($($attempts:tt)*) => {
+        concat!("SELECT min(fence) FROM (", $($attempts)*, ") a HAVING count(*) >= $2")
+    };
+}
 
 impl PostgresLedger {
     /// Whether an index leads to what is looked for, and to little else.
@@ -42,6 +94,16 @@ impl PostgresLedger {
                        (SELECT FROM chains WHERE owner = $1 AND NOT once AND parent = 0 LIMIT $2::int8 + 1) few";
         let few = self.reader.rows(few, &[owner, &MAX_OWNER_INDEX], |row| row.try_get(0)).await?;
         Ok(few.first().copied().unwrap_or(false))
+    }
+
+    async fn border(&self, at: Time, before: Fence) -> Result<Border> {
+        let latest = "SELECT fence, started FROM attempts WHERE fence <= $1 ORDER BY fence DESC LIMIT 1";
+        let mut border = Border::new(at, before);
+        while let Some(asked) = border.asks() {
+            let read = |row: &Row| Ok((Fence(row.try_get(0)?), time(row, 1)?));
+            border.told(asked, self.reader.rows(latest, &[&asked.get()], read).await?.pop());
+        }
+        Ok(border)
     }
 }
 
@@ -63,9 +125,9 @@ impl Search for PostgresLedger {
                 AND ($3::text IS NULL OR key LIKE $3)
                 AND ($7::int8 IS NULL OR state = $7) AND (NOT $8 OR holder IN (SELECT session FROM sessions))
                 AND ($11::text IS NULL OR queue = $11)
-                AND ($12::int8 IS NULL OR (state = 0 AND due < $12 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND NOT ",
-            waits_for_twin!("$9"),
-            "))
+                AND ($12::int8 IS NULL OR ",
+            late!("$12", "$9"),
+            ")
               ORDER BY kind, key LIMIT $10"
         );
         if self.is_narrow(&filter).await? {
@@ -128,25 +190,39 @@ impl Search for PostgresLedger {
         limit: u32,
         effort: u32,
     ) -> Result<Found<NamedAttempt, Fence>> {
-        let sql = "SELECT a.fence, a.epoch, a.tick, a.attempt, a.worker, a.due, a.started, a.finished, a.verdict,
-                          a.reason, a.overlapped, a.misfired, a.progress, c.kind, c.key
-                   FROM (SELECT * FROM attempts WHERE fence < $1 ORDER BY fence DESC LIMIT $5) a
-                   LEFT JOIN chains c ON c.epoch = a.epoch
-                   WHERE ($2::text IS NULL OR a.verdict = $2) AND ($3::text IS NULL OR c.kind = $3)
-                   ORDER BY a.fence DESC LIMIT $4";
         let named = |row: &Row| {
             let name = row.try_get::<_, Option<String>>(13)?.zip(row.try_get(14)?);
             Ok(NamedAttempt { record: attempt(row)?, name })
         };
-        let RunFilter { verdict, kind } = filter;
-        let (before, most, effort) = (before.map_or(i64::MAX, Fence::get), i64::from(limit), i64::from(effort));
-        let found = self.reader.rows(sql, &[&before, &verdict, &kind, &most, &effort], named).await?;
+        let mut before = before.unwrap_or(Fence(i64::MAX));
+        let of_name = filter.kind.is_some() && filter.key.is_some();
+        let mut effort = i64::from(effort);
+        let (fitting, looked, end) = if of_name {
+            effort = (effort / FETCH).max(1);
+            let earliest = filter.earliest().map_or(i64::MIN, Time::as_millis);
+            (fitting!(attempts_of_name!()), last_looked_at!(attempts_of_name!()), earliest)
+        } else {
+            let mut after = Fence::NONE;
+            if let Some(earliest) = filter.earliest() {
+                after = self.border(earliest, before).await?.below();
+            }
+            if let Some(latest) = filter.latest() {
+                before = self.border(latest, before).await?.from();
+            }
+            (fitting!(all_attempts!()), last_looked_at!(all_attempts!()), after.get())
+        };
+        let RunFilter { verdict, kind, key, owner, queue, text, since, until } = filter;
+        let (before, most) = (before.get(), i64::from(limit));
+        let (since, until) = (since.map(Time::as_millis), until.map(Time::as_millis));
+        let parameters: [&(dyn ToSql + Sync); 12] =
+            [&before, &effort, &end, &kind, &key, &verdict, &owner, &queue, &text, &since, &until, &most];
+        let found = self.reader.rows(fitting, &parameters, named).await?;
         if found.len() >= limit as usize {
             let last = found.last().map(|last| last.record.fence);
             return Ok(Found::new(found, limit, false, last));
         }
-        let looked = "SELECT fence FROM attempts WHERE fence < $1 ORDER BY fence DESC OFFSET $2 LIMIT 1";
-        let last = self.reader.rows(looked, &[&before, &(effort - 1)], |row| row.try_get(0).map(Fence)).await?.pop();
+        let parameters = if of_name { &parameters[..5] } else { &parameters[..3] };
+        let last = self.reader.rows(looked, parameters, |row| row.try_get(0).map(Fence)).await?.pop();
         Ok(Found::new(found, limit, last.is_some(), last))
     }
 

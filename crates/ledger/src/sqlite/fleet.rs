@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrder, FleetOrders, KEPT, Presence, Subject, ThroughputSample};
+use roundelay_model::kind_stats::{KindBucket, Step};
 use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
 use crate::error::LedgerError;
-use crate::fleet::{Fleet, SeenWorker};
+use crate::fleet::{Fleet, SeenWorker, of_all_workers};
 
 impl Store {
     fn attend(&mut self, presence: &Presence, pulses: &[ThroughputSample], now: Time) -> Result<()> {
@@ -61,6 +62,30 @@ impl Store {
             self.connection.prepare_cached("SELECT said FROM pulses WHERE at >= ?1 ORDER BY at, worker")?;
         let rows = select.query_map([since.as_millis()], |row| row.get::<_, String>(0))?;
         rows.filter_map(|row| row.map(|said| serde_json::from_str(&said).ok()).transpose()).collect()
+    }
+
+    fn note_kinds(&mut self, worker: &str, buckets: &[KindBucket], now: Time) -> Result<()> {
+        for step in Step::ALL {
+            let old = (now - step.kept()).as_millis();
+            let forget = "DELETE FROM kind_stats WHERE step = ?1 AND at < ?2";
+            self.connection.prepare_cached(forget)?.execute([step.millis(), old])?;
+        }
+        let mut insert = self.connection.prepare_cached(
+            "INSERT OR REPLACE INTO kind_stats (step, at, kind, worker, said) VALUES (?1, ?2, ?3, ?4, ?5)",
+        )?;
+        for KindBucket { step, at, kind, stats } in buckets {
+            let said = serde_json::to_string(stats).unwrap_or_default();
+            insert.execute(params![step.millis(), at.as_millis(), kind, worker, said])?;
+        }
+        Ok(())
+    }
+
+    fn kinds(&self, step: Step, since: Time) -> Result<Vec<KindBucket>> {
+        let sql = "SELECT at, kind, said FROM kind_stats WHERE step = ?1 AND at >= ?2 ORDER BY at, kind";
+        let mut select = self.connection.prepare_cached(sql)?;
+        let rows =
+            select.query_map([step.millis(), since.as_millis()], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+        Ok(of_all_workers(step, rows.collect::<Result<Vec<_>>>()?.into_iter()))
     }
 
     fn fleet_orders(&self) -> Result<BTreeMap<Subject, FleetOrders>> {
@@ -120,6 +145,15 @@ impl Fleet for SqliteLedger {
 
     async fn pulses(&self, since: Time) -> Result<Vec<ThroughputSample>, LedgerError> {
         self.read(move |store| store.pulses(since)).await
+    }
+
+    async fn note_kinds(&self, worker: String, buckets: Vec<KindBucket>) -> Result<(), LedgerError> {
+        let clock = self.clock.clone();
+        self.writer.write(move |store| store.note_kinds(&worker, &buckets, clock.now())).await
+    }
+
+    async fn kinds(&self, step: Step, since: Time) -> Result<Vec<KindBucket>, LedgerError> {
+        self.read(move |store| store.kinds(step, since)).await
     }
 
     async fn fleet_orders(&self) -> Result<BTreeMap<Subject, FleetOrders>, LedgerError> {

@@ -9,7 +9,7 @@ use roundelay_model::ids::Epoch;
 use rusqlite::{OptionalExtension, params};
 
 use super::SqliteLedger;
-use super::reports::waits_for_twin;
+use super::reports::{late, waits_for_twin};
 use super::store::{HINT, Result, Store, hint};
 use crate::chain::{ChainState, Hint};
 use crate::error::LedgerError;
@@ -21,9 +21,9 @@ use crate::orders::{ChainFilter, ChainOrder, ChainOrders};
 pub(super) const WHICH: &str = concat!(
     "(?1 IS NULL OR kind = ?1) AND (?2 IS NULL OR key = ?2)
      AND (?3 IS NULL OR owner = ?3) AND (?4 IS NULL OR key GLOB ?4) AND (?5 IS NULL OR queue = ?5)
-     AND (?6 IS NULL OR (state = 0 AND due < ?6 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND NOT ",
-    waits_for_twin!("?8"),
-    ")) AND (?7 IS NULL OR state = ?7) AND parent = 0"
+     AND (?6 IS NULL OR ",
+    late!("?6", "?8"),
+    ") AND (?7 IS NULL OR state = ?7) AND parent = 0"
 );
 
 /// [`WHICH`], with the conditions that leave few chains repeated, so that SQLite finds an index for them.

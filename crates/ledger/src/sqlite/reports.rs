@@ -1,7 +1,7 @@
 //! Reports, in SQL: the verbs that only read.
 
 use async_trait::async_trait;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use roundelay_model::clock::Time;
@@ -11,12 +11,12 @@ use rusqlite::{Row, params};
 
 use super::SqliteLedger;
 use super::failed::RECOVERED;
-use super::orders::WHICH;
+use super::orders::{WHICH, which_of};
 use super::store::{AFTER_HINT, HINT, Result, Store, hint, holder, time};
 use crate::census::{Census, QueueCensus};
 use crate::chain::{ChainState, Holder};
 use crate::error::LedgerError;
-use crate::look::{Cursor, ListFilter, Listed, OwnerCensus, sqlite_glob};
+use crate::look::{Cursor, LateCursor, ListFilter, Listed, OwnerCensus, failures_for, share, sqlite_glob};
 use crate::orders::ChainFilter;
 use crate::reports::{AttemptRecord, ChainView, LateChain, Reports};
 
@@ -38,6 +38,30 @@ macro_rules! waits_for_twin {
     };
 }
 pub(super) use waits_for_twin;
+
+/// Whether a row of `chains` is late: it ticks, was due before `$before`, is not being run, and waits neither for its
+/// batch nor for the other row of its chain. `$now` is now.
+macro_rules! late {
+    ($before:literal, $now:literal) => {
+        concat!(
+            "(chains.state = 0 AND chains.due < ",
+            $before,
+            " AND chains.holder NOT IN (SELECT session FROM sessions) AND chains.batch_open = 0 AND NOT ",
+            waits_for_twin!($now),
+            ")"
+        )
+    };
+}
+pub(super) use late;
+
+/// How many of an owner's active rotations are late, of at most `?2` of them. The index has the owner's; only these are
+/// read.
+const LATE_OF_OWNER: &str = concat!(
+    "SELECT count(*) FROM chains_now AS chains
+     WHERE epoch IN (SELECT epoch FROM chains WHERE owner = ?1 AND once = 0 AND parent = 0 AND state = 0 LIMIT ?2)
+       AND queue NOT IN (SELECT value FROM json_each(?5)) AND ",
+    late!("?3", "?4")
+);
 
 /// The sessions whose beat has risen within 40 seconds. A program that only looks cannot rely on the table: perhaps no
 /// worker is left to end dead sessions. `?2` is now.
@@ -199,7 +223,84 @@ impl Store {
         rows.collect()
     }
 
-    pub fn owners(&self, after: &str, limit: u32) -> Result<Vec<OwnerCensus>> {
+    fn longest_late(
+        &self,
+        filter: &ListFilter,
+        except: &[String],
+        after: Option<LateCursor>,
+        now: Time,
+        limit: u32,
+    ) -> Result<Vec<Listed>> {
+        let (which, given) = (which_of(&filter.which), &filter.which);
+        // In the order of the file, unless an index leads to few. By itself, SQLite goes by the names' index, so it
+        // fetches each chain from another page, and takes ten times as long.
+        let order =
+            if given.owner.is_some() || (given.kind.is_some() && given.key.is_some()) { "" } else { "NOT INDEXED" };
+        let sql = format!(
+            "SELECT {LISTED} FROM chains_now AS chains
+             WHERE epoch IN
+                 (SELECT epoch FROM
+                      (SELECT c.epoch, c.kind, c.key, c.owner, c.queue, c.state, c.due, c.expected, c.batch_open,
+                              c.once, c.parent, c.manual, c.beside, coalesce(h.holder, c.holder) AS holder
+                       FROM chains c {order} LEFT JOIN hot_chains h ON h.epoch = c.epoch) AS chains
+                  WHERE once = 0 AND (due, epoch) > (?9, ?10) AND {which}
+                    AND (NOT ?11 OR holder IN (SELECT session FROM sessions))
+                    AND queue NOT IN (SELECT value FROM json_each(?12))
+                  ORDER BY due, epoch LIMIT ?13)
+             ORDER BY due, epoch"
+        );
+        let ChainFilter { kind, key, owner, like, queue, late_before, .. } = &filter.which;
+        let (like, late_before) = (like.as_deref().map(sqlite_glob), late_before.map(Time::as_millis));
+        let (state, running) = filter.bounds();
+        let (due, epoch) = after.map_or((i64::MIN, 0), |(due, epoch)| (due.as_millis(), epoch.get()));
+        let (now, except) = (now.as_millis(), serde_json::json!(except).to_string());
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let parameters =
+            params![kind, key, owner, like, queue, late_before, state, now, due, epoch, running, except, limit];
+        let rows = select.query_map(parameters, listed)?;
+        rows.collect()
+    }
+
+    pub fn owners(
+        &self,
+        after: &str,
+        limit: u32,
+        (before, except): (Time, &[String]),
+        now: Time,
+        effort: u32,
+    ) -> Result<Vec<OwnerCensus>> {
+        let mut owners = self.owners_by_state(after, limit)?;
+        let (before, now, except) = (before.as_millis(), now.as_millis(), serde_json::json!(except).to_string());
+        let each = share(owners.iter().map(|of| of.active), effort);
+        let mut late = self.connection.prepare_cached(LATE_OF_OWNER)?;
+        for of in owners.iter_mut().filter(|of| of.active > 0) {
+            of.late = late.query_row(params![of.owner, each, before, now, except], |row| row.get(0))?;
+            of.late_complete = of.active <= each;
+        }
+        let effort = failures_for(effort);
+        let few = "SELECT count(*) <= ?1 FROM (SELECT 1 FROM failures LIMIT ?1 + 1)";
+        let complete = self.connection.prepare_cached(few)?.query_row([effort], |row| row.get(0))?;
+        let failing = format!(
+            "SELECT f.owner, count(*) FROM
+                 (SELECT kind, key, item, last_at,
+                         (SELECT c.owner FROM chains c WHERE c.kind = f.kind AND c.key = f.key AND c.parent = 0
+                          ORDER BY c.once LIMIT 1) AS owner
+                  FROM failures f LIMIT ?2) f
+             WHERE f.owner IN rarray(?1) AND NOT ({RECOVERED}) GROUP BY f.owner"
+        );
+        let names: Vec<String> = owners.iter().map(|of| of.owner.clone()).collect();
+        let mut select = self.connection.prepare_cached(&failing)?;
+        let rows = select.query_map(params![text_array(&names), effort], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let failing: HashMap<String, i64> = rows.collect::<Result<_>>()?;
+        for of in &mut owners {
+            of.failing = failing.get(&of.owner).copied().unwrap_or(0);
+            of.failing_complete = complete;
+        }
+        Ok(owners)
+    }
+
+    /// Owners, with how many chains each has in which state.
+    fn owners_by_state(&self, after: &str, limit: u32) -> Result<Vec<OwnerCensus>> {
         // From one name to the next, however many chains each has.
         let sql = "WITH RECURSIVE of_chains (owner, number) AS (
                        SELECT min(owner), 1 FROM chains WHERE owner > ?1
@@ -222,6 +323,10 @@ impl Store {
                 paused: row.get(3)?,
                 retired: row.get(4)?,
                 quarantined: row.get(5)?,
+                late: 0,
+                late_complete: true,
+                failing: 0,
+                failing_complete: true,
             })
         })?;
         rows.collect()
@@ -334,8 +439,27 @@ impl Reports for SqliteLedger {
         self.read(move |store| store.list(&filter, after, now, limit)).await
     }
 
-    async fn owners(&self, after: String, limit: u32) -> Result<Vec<OwnerCensus>, LedgerError> {
-        self.read(move |store| store.owners(&after, limit)).await
+    async fn owners(
+        &self,
+        after: String,
+        limit: u32,
+        before: Time,
+        except: Vec<String>,
+        effort: u32,
+    ) -> Result<Vec<OwnerCensus>, LedgerError> {
+        let now = self.clock.now();
+        self.read(move |store| store.owners(&after, limit, (before, &except), now, effort)).await
+    }
+
+    async fn longest_late(
+        &self,
+        filter: ListFilter,
+        except: Vec<String>,
+        after: Option<LateCursor>,
+        limit: u32,
+    ) -> Result<Vec<Listed>, LedgerError> {
+        let now = self.clock.now();
+        self.read(move |store| store.longest_late(&filter, &except, after, now, limit)).await
     }
 
     async fn late(&self, before: Time, except: Vec<String>, limit: u32) -> Result<Vec<LateChain>, LedgerError> {
@@ -354,5 +478,31 @@ impl Reports for SqliteLedger {
 
     async fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>, LedgerError> {
         self.read(move |store| store.attempts(after, limit)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::Connection;
+
+    use super::*;
+    use crate::sqlite::{configure, schema};
+    use roundelay_model::clock::Entropy;
+
+    /// An owner may have a few of a million chains.
+    #[test]
+    fn the_late_chains_of_an_owner_are_counted_by_an_index() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        configure(&connection).unwrap();
+        schema::migrate(&mut connection, &Entropy::seeded(1), Time::from_millis(1_800_000_000_000)).unwrap();
+        let mut plan = connection.prepare(&format!("EXPLAIN QUERY PLAN {LATE_OF_OWNER}")).unwrap();
+        let mut rows = plan.raw_query();
+        let mut steps = Vec::new();
+        while let Some(row) = rows.next().unwrap() {
+            steps.push(row.get::<_, String>(3).unwrap());
+        }
+        assert!(steps.iter().any(|step| step.contains("chains_by_owner")), "{steps:#?}");
+        let whole = |step: &&String| ["SCAN c", "SCAN h", "SCAN t"].iter().any(|scan| step.starts_with(scan));
+        assert_eq!(steps.iter().find(whole), None, "{steps:#?}");
     }
 }

@@ -1,5 +1,6 @@
 //! One-off jobs that run and report, in SQL.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -7,12 +8,42 @@ use roundelay_model::clock::Time;
 use roundelay_model::deaths::Hands;
 use roundelay_model::ids::Fence;
 use roundelay_model::progress::Progress;
-use rusqlite::params;
+use rusqlite::types::Value;
+use rusqlite::{Row, params};
 
 use super::SqliteLedger;
-use super::store::{Result, Store};
+use super::store::{Result, Store, time};
 use crate::error::LedgerError;
-use crate::running::{Running, RunningJob};
+use crate::running::{OpenRun, RunSource, Running, RunningJob, longest};
+
+/// The open attempts of the worker `?1` among those with the fences `?2` and the last `?3` of all.
+const OPEN: &str = "
+    SELECT c.kind, c.key, c.parent, a.attempt, a.started, a.progress
+    FROM (SELECT fence, epoch, attempt, worker, started, finished, progress FROM attempts WHERE fence IN rarray(?2)
+          UNION ALL
+          SELECT * FROM (SELECT fence, epoch, attempt, worker, started, finished, progress FROM attempts
+                         ORDER BY fence DESC LIMIT ?3)
+          WHERE fence NOT IN rarray(?2)) a
+    CROSS JOIN chains c ON c.epoch = a.epoch
+    LEFT JOIN hot_chains h ON h.epoch = c.epoch
+    WHERE a.finished IS NULL AND a.worker = ?1 AND coalesce(h.fence, c.fence) = a.fence
+    ORDER BY a.started, a.fence LIMIT ?4";
+
+/// The columns that [`job`] reads.
+const JOB: &str = "id, worker, kind, key, queue, attempt, started, progress";
+
+fn job(row: &Row<'_>) -> Result<RunningJob> {
+    Ok(RunningJob {
+        id: row.get(0)?,
+        worker: row.get(1)?,
+        kind: row.get(2)?,
+        key: row.get(3)?,
+        queue: row.get(4)?,
+        attempt: row.get(5)?,
+        started: time(row, 6)?,
+        progress: Progress::read(&row.get::<_, String>(7)?).unwrap_or_default(),
+    })
+}
 
 impl Store {
     fn note_running(
@@ -60,22 +91,31 @@ impl Store {
     }
 
     fn running(&self, kind: &str, key: &str, now: Time) -> Result<Vec<RunningJob>> {
-        let sql = "SELECT id, worker, kind, key, queue, attempt, started, progress FROM running
-                   WHERE kind = ?1 AND key = ?2 AND until > ?3 ORDER BY started, id, worker";
-        let mut select = self.connection.prepare_cached(sql)?;
-        let rows = select.query_map(params![kind, key, now.as_millis()], |row| {
-            Ok(RunningJob {
-                id: row.get(0)?,
-                worker: row.get(1)?,
-                kind: row.get(2)?,
-                key: row.get(3)?,
-                queue: row.get(4)?,
-                attempt: row.get(5)?,
-                started: Time::from_millis(row.get(6)?),
-                progress: Progress::read(&row.get::<_, String>(7)?).unwrap_or_default(),
+        let sql = format!(
+            "SELECT {JOB} FROM running WHERE kind = ?1 AND key = ?2 AND until > ?3 ORDER BY started, id, worker"
+        );
+        let mut select = self.connection.prepare_cached(&sql)?;
+        let rows = select.query_map(params![kind, key, now.as_millis()], job)?;
+        rows.collect()
+    }
+
+    fn open_runs(&self, worker: &str, fences: &[Fence], now: Time, limit: u32, effort: u32) -> Result<Vec<OpenRun>> {
+        let fences = Rc::new(fences.iter().map(|fence| Value::from(fence.get())).collect::<Vec<_>>());
+        let mut select = self.connection.prepare_cached(OPEN)?;
+        let runs = select.query_map(params![worker, fences, effort, limit], |row| {
+            Ok(OpenRun {
+                source: if row.get::<_, i64>(2)? == 0 { RunSource::Chain } else { RunSource::Batch },
+                kind: row.get(0)?,
+                key: row.get(1)?,
+                attempt: row.get(3)?,
+                started: time(row, 4)?,
+                progress: row.get::<_, Option<String>>(5)?.as_deref().and_then(Progress::read),
             })
         })?;
-        rows.collect()
+        let jobs = format!("SELECT {JOB} FROM running WHERE worker = ?1 AND until > ?2 ORDER BY started, id LIMIT ?3");
+        let mut select = self.connection.prepare_cached(&jobs)?;
+        let jobs = select.query_map(params![worker, now.as_millis(), limit], job)?;
+        Ok(longest(runs.collect::<Result<_>>()?, jobs.collect::<Result<_>>()?, limit))
     }
 
     pub fn note_progress(&mut self, runs: &[(Fence, Progress)]) -> Result<()> {
@@ -104,6 +144,17 @@ impl Running for SqliteLedger {
         self.read(move |store| store.running(&kind, &key, clock.now())).await
     }
 
+    async fn open_runs(
+        &self,
+        worker: String,
+        fences: Vec<Fence>,
+        limit: u32,
+        effort: u32,
+    ) -> Result<Vec<OpenRun>, LedgerError> {
+        let now = self.clock.now();
+        self.read(move |store| store.open_runs(&worker, &fences, now, limit, effort)).await
+    }
+
     async fn hands(&self, job: String, session: i64) -> Result<Hands, LedgerError> {
         self.read(move |store| store.hands(&job, session)).await
     }
@@ -119,5 +170,34 @@ impl Running for SqliteLedger {
 
     async fn note_progress(&self, runs: Vec<(Fence, Progress)>) -> Result<(), LedgerError> {
         self.writer.write(move |store| store.note_progress(&runs)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::Connection;
+
+    use super::*;
+    use crate::sqlite::{configure, schema};
+    use roundelay_model::clock::Entropy;
+
+    /// There may be millions of chains, and of attempts.
+    #[test]
+    fn what_a_worker_runs_is_found_without_going_through_all_chains() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        configure(&connection).unwrap();
+        schema::migrate(&mut connection, &Entropy::seeded(1), Time::from_millis(1_800_000_000_000)).unwrap();
+        let mut plan = connection.prepare(&format!("EXPLAIN QUERY PLAN {OPEN}")).unwrap();
+        let mut rows = plan.raw_query();
+        let mut steps = Vec::new();
+        while let Some(row) = rows.next().unwrap() {
+            steps.push(row.get::<_, String>(3).unwrap());
+        }
+        assert!(steps.iter().any(|step| step.starts_with("SEARCH c ")), "{steps:#?}");
+        // The latest attempts are read from the end of their table, as many as are wanted.
+        let whole = steps.iter().filter(|step| step.starts_with("SCAN attempts")).count();
+        let in_order = !steps.iter().any(|step| step.contains("TEMP B-TREE FOR ORDER BY") && whole > 1);
+        assert!(whole <= 1 && in_order, "{steps:#?}");
+        assert!(!steps.iter().any(|step| step.starts_with("SCAN c") || step.starts_with("SCAN h")), "{steps:#?}");
     }
 }

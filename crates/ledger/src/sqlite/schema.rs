@@ -6,7 +6,7 @@ use roundelay_model::clock::{Entropy, Time};
 use rusqlite::{Connection, TransactionBehavior, params};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 19] = [
+const MIGRATIONS: [&str; 20] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -132,6 +132,7 @@ const MIGRATIONS: [&str; 19] = [
     STEADY_TIME,
     SESSIONS,
     IN_HAND,
+    KIND_STATS,
 ];
 
 /// Places that stay taken for a whole window are forgotten when that is over, with the history.
@@ -379,6 +380,17 @@ const IN_HAND: &str = "
         PRIMARY KEY (job, session)
     ) WITHOUT ROWID;
     CREATE INDEX in_hand_by_age ON in_hand (at);";
+
+/// What the runs of each kind came to, on each worker, in stretches of a minute, of ten and of an hour.
+const KIND_STATS: &str = "
+    CREATE TABLE kind_stats (
+        step   INTEGER NOT NULL,
+        at     INTEGER NOT NULL,
+        kind   TEXT    NOT NULL,
+        worker TEXT    NOT NULL,
+        said   TEXT    NOT NULL,
+        PRIMARY KEY (step, at, kind, worker)
+    ) WITHOUT ROWID;";
 
 /// The version of the format that this program knows.
 pub const VERSION: u32 = MIGRATIONS.len() as u32;

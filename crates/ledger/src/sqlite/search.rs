@@ -1,15 +1,17 @@
 //! What screens ask for, in SQL.
 
+use std::collections::BinaryHeap;
+
 use async_trait::async_trait;
 use roundelay_model::clock::Time;
-use roundelay_model::ids::Fence;
-use rusqlite::{OptionalExtension, params};
+use roundelay_model::ids::{Epoch, Fence};
+use rusqlite::{OptionalExtension, Row, params};
 use wildmatch::WildMatch;
 
 use super::SqliteLedger;
 use super::failed::{FITS, RECOVERED};
 use super::orders::which_of;
-use super::reports::{ATTEMPT, LISTED, attempt, listed, waits_for_twin};
+use super::reports::{ATTEMPT, LISTED, attempt, late, listed, waits_for_twin};
 use super::store::{Result, Store, time};
 use crate::chain::ChainState;
 use crate::decide::KeepJob;
@@ -18,7 +20,7 @@ use crate::failed::FailureFilter;
 use crate::look::{Condition, Cursor, ListFilter, Listed, sqlite_glob};
 use crate::orders::ChainFilter;
 use crate::reports::AttemptRecord;
-use crate::search::{Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
+use crate::search::{Border, Found, NamedAttempt, QuarantinedMessage, ReasonCount, RunFilter, Search};
 
 /// How many names can be read in their order at the cost of fetching one chain.
 const FETCH: u32 = 8;
@@ -45,8 +47,8 @@ impl Store {
             "SELECT {LISTED} FROM chains_now AS chains WHERE epoch = ?1
                  AND (?2 IS NULL OR owner = ?2) AND (?3 IS NULL OR queue = ?3) AND (?4 IS NULL OR state = ?4)
                  AND (NOT ?5 OR holder IN (SELECT session FROM sessions))
-                 AND (?6 IS NULL OR (state = 0 AND due < ?6 AND holder NOT IN (SELECT session FROM sessions) AND batch_open = 0 AND NOT {waits}))",
-            waits = waits_for_twin!("?7")
+                 AND (?6 IS NULL OR {late})",
+            late = late!("?6", "?7")
         );
         let ChainFilter { key, owner, like, queue, late_before, .. } = &filter.which;
         let like = like.as_deref().map(WildMatch::new);
@@ -102,30 +104,71 @@ impl Store {
         limit: u32,
         effort: u32,
     ) -> Result<Found<NamedAttempt, Fence>> {
-        let sql = format!(
-            "SELECT {ATTEMPT}, (SELECT kind FROM chains c WHERE c.epoch = a.epoch),
-                    (SELECT key FROM chains c WHERE c.epoch = a.epoch)
-             FROM attempts a WHERE fence < ?1 ORDER BY fence DESC"
-        );
-        let RunFilter { verdict, kind } = filter;
+        let before = before.unwrap_or(Fence(i64::MAX));
+        let mut looking = Looking::new(filter, limit, effort);
+        match (&filter.kind, &filter.key) {
+            (Some(kind), Some(key)) => self.look_back(kind, key, before, &mut looking)?,
+            _ => self.look_through(before, &mut looking)?,
+        }
+        Ok(Found::new(looking.found, limit, looking.looked >= effort, looking.last))
+    }
+
+    /// Looks at the attempts of all chains, latest first.
+    fn look_through(&self, before: Fence, looking: &mut Looking<'_>) -> Result<()> {
+        let border = |at: Option<Time>| at.map(|at| self.border(at, before)).transpose();
+        let after = border(looking.filter.earliest())?.map_or(Fence::NONE, |border| border.below());
+        let before = border(looking.filter.latest())?.map_or(before, |border| border.from());
+        let sql = format!("SELECT {ATTEMPT}, {NAMED} WHERE fence > ?1 AND fence < ?2 ORDER BY fence DESC");
         let mut select = self.connection.prepare_cached(&sql)?;
-        let mut rows = select.query([before.map_or(i64::MAX, Fence::get)])?;
-        let (mut looked, mut found, mut last) = (0, Vec::new(), None);
+        let mut rows = select.query([after.get(), before.get()])?;
         while let Some(row) = rows.next()? {
-            looked += 1;
-            last = Some(Fence(row.get(0)?));
-            // Only what fits is read whole.
-            let fits = verdict.is_none() || row.get_ref(VERDICT)?.as_str_or_null()? == verdict.as_deref();
-            let fits = fits && (kind.is_none() || row.get_ref(AFTER_ATTEMPT)?.as_str_or_null()? == kind.as_deref());
-            if fits {
-                let name = row.get::<_, Option<String>>(AFTER_ATTEMPT)?.zip(row.get(AFTER_ATTEMPT + 1)?);
-                found.push(NamedAttempt { record: attempt(row)?, name });
-            }
-            if looked >= effort || found.len() >= limit as usize {
+            if !looking.at(row)? {
                 break;
             }
         }
-        Ok(Found::new(found, limit, looked >= effort, last))
+        Ok(())
+    }
+
+    /// Looks at the attempts of the chains of one name, latest first: from the last one of each to the one before it.
+    fn look_back(&self, kind: &str, key: &str, before: Fence, looking: &mut Looking<'_>) -> Result<()> {
+        let place = "SELECT epoch, previous FROM attempts WHERE fence = ?1";
+        let read = |row: &Row<'_>| Ok((Epoch(row.get(0)?), Fence(row.get(1)?)));
+        let place = self.connection.prepare_cached(place)?.query_row([before.get()], read).optional()?;
+        let lasts = "SELECT epoch, fence FROM chains_now WHERE kind = ?1 AND key = ?2";
+        let mut lasts = self.connection.prepare_cached(lasts)?;
+        let lasts = lasts.query_map([kind, key], read)?.collect::<Result<Vec<_>>>()?;
+        // Where a page goes on, its chain has nothing to be gone through again.
+        let from = |(epoch, last)| match place {
+            Some((of, previous)) if of == epoch => (previous, epoch),
+            _ => (last, epoch),
+        };
+        let mut next: BinaryHeap<(Fence, Epoch)> = lasts.into_iter().map(from).collect();
+        let sql = format!("SELECT {ATTEMPT}, {NAMED} WHERE fence = ?1 AND epoch = ?2");
+        let mut select = self.connection.prepare_cached(&sql)?;
+        while let Some((fence, epoch)) = next.pop() {
+            let mut rows = select.query([fence.get(), epoch.get()])?;
+            // The history has been deleted from here on, or is that of an earlier incarnation.
+            let Some(row) = rows.next()? else { continue };
+            if fence < before && !looking.at(row)? {
+                break;
+            }
+            let started = time(row, STARTED)?;
+            if looking.filter.earliest().is_none_or(|earliest| started >= earliest) {
+                next.push((Fence(row.get(PREVIOUS)?), epoch));
+            }
+        }
+        Ok(())
+    }
+
+    fn border(&self, at: Time, before: Fence) -> Result<Border> {
+        let latest = "SELECT fence, started FROM attempts WHERE fence <= ?1 ORDER BY fence DESC LIMIT 1";
+        let mut latest = self.connection.prepare_cached(latest)?;
+        let mut border = Border::new(at, before);
+        while let Some(asked) = border.asks() {
+            let read = |row: &Row<'_>| Ok((Fence(row.get(0)?), time(row, 1)?));
+            border.told(asked, latest.query_row([asked.get()], read).optional()?);
+        }
+        Ok(border)
     }
 
     fn reasons(&self, filter: &FailureFilter) -> Result<Vec<ReasonCount>> {
@@ -179,9 +222,65 @@ impl Store {
     }
 }
 
-/// Where [`ATTEMPT`] has the verdict, and how many columns it has.
+/// What [`Looking::at`] reads after [`ATTEMPT`], and from where.
+const NAMED: &str = "kind, key, owner, queue, previous FROM attempts
+     LEFT JOIN (SELECT epoch AS incarnation, kind, key, owner, queue FROM chains) ON incarnation = epoch";
+// Where these columns are.
+const STARTED: usize = 6;
 const VERDICT: usize = 8;
-const AFTER_ATTEMPT: usize = 13;
+const REASON: usize = 9;
+const KIND: usize = 13;
+const KEY: usize = 14;
+const OWNER: usize = 15;
+const QUEUE: usize = 16;
+const PREVIOUS: usize = 17;
+
+/// A search among attempts, and what it has found so far.
+struct Looking<'a> {
+    filter: &'a RunFilter,
+    /// What a reason is to contain, in small letters.
+    text: Option<String>,
+    limit: usize,
+    effort: u32,
+    looked: u32,
+    found: Vec<NamedAttempt>,
+    last: Option<Fence>,
+}
+
+impl<'a> Looking<'a> {
+    fn new(filter: &'a RunFilter, limit: u32, effort: u32) -> Self {
+        let text = filter.text.as_ref().map(|text| text.to_lowercase());
+        Self { filter, text, limit: limit as usize, effort, looked: 0, found: Vec::new(), last: None }
+    }
+
+    /// Looks at an attempt; answers whether to go on.
+    fn at(&mut self, row: &Row<'_>) -> Result<bool> {
+        self.looked += 1;
+        self.last = Some(Fence(row.get(0)?));
+        // Only what fits is read whole.
+        if self.fits(row)? {
+            let name = row.get::<_, Option<String>>(KIND)?.zip(row.get(KEY)?);
+            self.found.push(NamedAttempt { record: attempt(row)?, name });
+        }
+        Ok(self.looked < self.effort && self.found.len() < self.limit)
+    }
+
+    fn fits(&self, row: &Row<'_>) -> Result<bool> {
+        let RunFilter { verdict, kind, key, owner, queue, text: _, since, until } = self.filter;
+        for (wanted, column) in [(verdict, VERDICT), (kind, KIND), (key, KEY), (owner, OWNER), (queue, QUEUE)] {
+            if wanted.is_some() && row.get_ref(column)?.as_str_or_null()? != wanted.as_deref() {
+                return Ok(false);
+            }
+        }
+        let started = time(row, STARTED)?;
+        if since.is_some_and(|since| started < since) || until.is_some_and(|until| started >= until) {
+            return Ok(false);
+        }
+        let Some(text) = &self.text else { return Ok(true) };
+        let reason = row.get_ref(REASON)?.as_str_or_null()?;
+        Ok(reason.is_some_and(|reason| reason.to_lowercase().contains(text)))
+    }
+}
 
 #[async_trait]
 impl Search for SqliteLedger {

@@ -537,6 +537,7 @@ mod tests {
             queues: vec![queue("work"), queue("side")],
             kinds: Vec::new(),
             leases: 0,
+            oldest: Vec::new(),
         };
         SeenWorker { presence, seen: Time::from_millis(NOW.as_millis() - silent_for) }
     }

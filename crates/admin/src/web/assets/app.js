@@ -12,6 +12,7 @@ import { chain } from "./screens/chain.js";
 import { chains } from "./screens/chains.js";
 import { failures } from "./screens/failures.js";
 import { foresight } from "./screens/foresight.js";
+import { kinds } from "./screens/kinds.js";
 import { ladder } from "./screens/ladder.js";
 import { overview } from "./screens/overview.js";
 import { owners } from "./screens/owners.js";
@@ -25,6 +26,7 @@ import { workers } from "./screens/workers.js";
 const SCREENS = [
   { name: "overview", screen: overview, hot: "o" },
   { name: "chains", screen: chains, hot: "c", alarm: ({ chains: told }) => [told.overdue, "late", true] },
+  { name: "kinds", screen: kinds, hot: "k" },
   { name: "runs", screen: runs, hot: "r" },
   { name: "queues", screen: queues, hot: "q" },
   { name: "throttles", screen: throttles, hot: "t" },

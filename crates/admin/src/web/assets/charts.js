@@ -3,7 +3,7 @@
 
 import { h } from "./dom.js";
 import { clock, count, instant, plural, rate, span } from "./format.js";
-import { shape, text, toneOf, verdictOf } from "./parts.js";
+import { at, shape, text, toneOf, verdictOf } from "./parts.js";
 
 const WIDTH = 1_000;
 const HEIGHT = 100;
@@ -126,34 +126,167 @@ export function spark(recent) {
     }));
 }
 
-/** The attempts of a chain from the oldest to the latest, each by how long it took. */
-export function timeline(attempts) {
-  const shown = attempts.slice().reverse();
-  if (!shown.length) return null;
-  const took = (run) => (run.finished && run.started ? Math.max(0, instant(run.finished) - instant(run.started)) : null);
-  const longest = Math.max(1, ...shown.map((run) => took(run) ?? 0));
-  const base = 68;
-  const each = WIDTH / Math.max(shown.length, 24);
-  const tally = new Map();
-  for (const run of shown) tally.set(verdictOf(run), (tally.get(verdictOf(run)) ?? 0) + 1);
-  const words = `${plural(shown.length, "attempt")} from ${clock(shown[0].started)} to ${clock(shown.at(-1).started)}: `
-    + `${[...tally].map(([verdict, n]) => `${count(n)} ${verdict.replaceAll("_", " ")}`).join(", ")}; the longest took ${span(longest)}.`;
-  return h("figure", { class: "chart timeline" },
-    h("figcaption", { class: "dim" }, `Height: how long they took, at most ${span(longest)}. Below the line: did not work.`),
-    h("div", { class: "plot", role: "img", "aria-label": words },
-      h("div", { class: "axis-y" }, h("span", { style: { top: "0%" } }, span(longest)), h("span", { style: { top: `${base}%` } }, "0")),
-      h("div", { class: "canvas" },
-        h("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
-          h("path", { class: "grid", d: `M0 ${base}H${WIDTH}` }),
-          shown.map((run, place) => {
-            const verdict = verdictOf(run);
-            const stands = STANDS[verdict] ?? 0;
-            const tall = stands > 0 ? 3 + (base - 5) * ((took(run) ?? longest) / longest) : stands < 0 ? -(HEIGHT - base) * stands : 6;
-            return h("rect", { class: `run ${verdict}`, x: (place * each + each * 0.12).toFixed(1), width: (each * 0.76).toFixed(1),
-              y: (stands > 0 ? base - tall : stands < 0 ? base : base - 3).toFixed(1), height: tall.toFixed(1) });
-          }))),
-      h("div", { class: "axis-x ends" }, h("span", null, clock(shown[0].started)),
-        h("span", { style: { left: `${Math.min(100, shown.length * each / WIDTH * 100)}%` } }, clock(shown.at(-1).started)))),
-    h("p", { class: "key" }, [...tally].map(([verdict, n]) =>
-      h("span", { key: verdict, class: `mark ${toneOf(verdict)}` }, shape(verdict), `${verdict.replaceAll("_", " ")} ${count(n)}`))));
+const TICKS = 12;
+// A tick that takes so many times as long as the usual one would leave nothing to see of the others.
+const UNUSUAL = 20;
+// The least width of a run, in percent: one of a millisecond is to be seen on an axis of minutes.
+const LEAST = 0.3;
+const NEVER_RAN = new Set(["skipped", "dropped"]);
+
+/**
+ * The latest ticks among `attempts` (latest first), latest first:
+ * `{id, tick, manual, due, from, attempts, verdict, segments, length}`. Segments are `{what, begin, end, run}`, in
+ * milliseconds since the first due time that is known. `what` is "waits" (due, and not started), "runs", or "between"
+ * (until the attempt after `run` is due). An attempt without `started` is one that is still to come.
+ */
+export function ticksOf(attempts, now) {
+  const ticks = new Map();
+  const claimed = new Set();
+  for (const attempt of attempts) {
+    const { epoch, tick, started, finished, verdict } = attempt;
+    const id = `${epoch} ${tick}`;
+    if (!ticks.has(id)) ticks.set(id, []);
+    // Only the latest attempt of a chain can still run.
+    ticks.get(id).unshift(started && !finished && !verdict && claimed.has(epoch) ? { ...attempt, verdict: "lost" } : attempt);
+    claimed.add(epoch);
+  }
+  const isToCome = ([first]) => !first.started && instant(first.due) >= now;
+  return [...ticks].filter(([, own]) => !isToCome(own)).slice(0, TICKS).map(([id, own]) => {
+    const [{ tick, manual, due, attempt: from }] = own;
+    const segments = segmentsOf(own, now);
+    return { id, tick, manual: Boolean(manual), due, from, attempts: own.filter(({ started }) => started).length,
+      verdict: verdictOf(own.at(-1)), segments, length: segments.at(-1)?.end ?? 0 };
+  });
 }
+
+/** The attempts of a tick, oldest first, as segments. */
+function segmentsOf(own, now) {
+  const startOf = ({ started }) => (started ? instant(started) : now);
+  const endOf = (run, next) => {
+    const start = startOf(run);
+    const following = next ? startOf(next) : start;
+    if (run.finished) {
+      const end = instant(run.finished);
+      // A run that was taken for dead can end after the next one has begun.
+      return next && following >= start ? Math.min(end, following) : end;
+    }
+    if (!run.verdict) return now;
+    // It was lost, and nobody knows when: before the next attempt was due, if that was set after it.
+    return next && instant(next.due) > start ? Math.min(instant(next.due), following) : following;
+  };
+  const segments = [];
+  let length = 0;
+  // Each segment is as long as its own two times are apart: where the clock was set back, only the segment that this
+  // fell into has no length.
+  const add = (what, from, to, run) => {
+    const end = length + Math.max(0, to - from);
+    if (end > length || what === "runs") segments.push({ what, begin: length, end, run });
+    length = end;
+  };
+  let ended = null;
+  own.forEach((run, place) => {
+    const before = own[place - 1];
+    const start = startOf(run);
+    const due = Math.min(instant(run.due), start);
+    if (before) add("between", ended, due, before);
+    add("waits", before ? Math.max(due, ended) : due, start, run);
+    if (!run.started) return;
+    ended = endOf(run, own[place + 1]);
+    add("runs", start, ended, run);
+  });
+  return segments;
+}
+
+/** Where the axis of rows of these lengths ends, in milliseconds: at a round figure. */
+export function axisOf(lengths) {
+  const sorted = lengths.filter((length) => length > 0).sort((a, b) => a - b);
+  const most = sorted[(sorted.length - 1) >> 1] * UNUSUAL;
+  const longest = sorted.filter((length) => length <= most).at(-1) ?? 0;
+  const unit = [86_400_000, 3_600_000, 60_000].find((size) => longest >= size) ?? 1;
+  return Math.max(longest, round(longest / unit) * unit);
+}
+
+const BETWEEN = { snoozed: ["was snoozed for", ""], fanned_out: ["waited", " for its batch"] };
+
+/** What a segment is, and how long. */
+function inWords({ what, begin, end, run }) {
+  const verdict = verdictOf(run);
+  const long = span(end - begin);
+  if (what === "waits") return run.started ? `waited ${long} to start` : `has waited ${long} to start`;
+  if (what === "between") {
+    const [before, after] = BETWEEN[verdict] ?? ["waited", " for the next attempt"];
+    return `${before} ${long}${after}`;
+  }
+  if (NEVER_RAN.has(verdict)) return `did not run: ${verdict}`;
+  if (run.finished) return `ran ${span(Math.max(0, instant(run.finished) - instant(run.started)))}: ${verdict.replaceAll("_", " ")}`;
+  return verdict === "runs" ? `has run for ${long}` : `started, and was ${verdict}`;
+}
+
+/** A tick in one sentence. */
+function sentenceOf({ tick, manual, due, from, attempts, verdict, segments, length }) {
+  const sum = (what) => segments.filter((one) => one.what === what).reduce((all, { begin, end }) => all + end - begin, 0);
+  const parts = [
+    sum("waits") > 0 && `waited ${span(sum("waits"))} to start`,
+    attempts > 0 && !NEVER_RAN.has(verdict) && `ran ${span(sum("runs"))}${attempts > 1 ? ` in ${count(attempts)} attempts` : ""}`,
+    sum("between") > 0 && `waited ${span(sum("between"))} between attempts`,
+  ].filter(Boolean);
+  return `${manual ? "Manual run" : "Tick"} ${count(tick)}${from > 1 ? ` from attempt ${count(from)} on` : ""}, due ${clock(due)}: `
+    + `${parts.map((part) => `${part}, `).join("")}${verdict.replaceAll("_", " ")}, ${span(length)} in all.`;
+}
+
+/** The latest ticks of a chain, each from its due time on: how long it waited, ran, and waited for further attempts. */
+export function timeline(attempts, now) {
+  const ticks = ticksOf(attempts, now);
+  if (!ticks.length) return null;
+  const axis = axisOf(ticks.map(({ length }) => length));
+  const words = `The latest ${plural(ticks.length, "tick")}, each from its due time on, over ${span(axis)}. ${ticks.map(sentenceOf).join(" ")}`;
+  const verdicts = new Map();
+  for (const { what, run } of ticks.flatMap(({ segments }) => segments)) {
+    if (what === "runs") verdicts.set(verdictOf(run), (verdicts.get(verdictOf(run)) ?? 0) + 1);
+  }
+  return h("figure", { class: "chart timeline" },
+    h("figcaption", { class: "dim" }, `The latest ${plural(ticks.length, "tick")}, each from its due time on.`),
+    h("div", { class: "ticks", role: "img", "aria-label": words },
+      ticks.map((tick) => row(tick, axis)),
+      h("div", { class: "tick", key: "axis" },
+        h("div", { class: "axis-x ends" }, ["due", span(axis / 2), span(axis)].map((said, place) =>
+          h("span", { style: { left: `${place * 50}%` } }, said))))),
+    h("p", { class: "key" },
+      h("span", { key: "waits", class: "mark" }, swatch("waits", "tick-waits"), "waits to start"),
+      [...verdicts].map(([verdict, n]) => h("span", { key: verdict, class: `mark ${toneOf(verdict)}` }, swatch("runs", `run ${verdict}`),
+        shape(verdict), `${verdict.replaceAll("_", " ")} ${count(n)}`)),
+      h("span", { key: "between", class: "mark" }, swatch("between", "tick-between"), "waits for the next attempt")));
+}
+
+// Where the kinds of segments lie in their row: they differ in height as well as in colour.
+const LIES = { waits: ["25%", "50%"], runs: ["5%", "90%"], between: ["43%", "14%"] };
+
+function row(tick, axis) {
+  const { id, manual, due, from, verdict, segments, length } = tick;
+  // What is drawn last lies on top: short runs do.
+  const drawn = [...segments.filter(({ what }) => what !== "runs"), ...segments.filter(({ what }) => what === "runs")]
+    .filter(({ what, begin }) => begin < axis || (what === "runs" && begin === axis));
+  return h("div", { class: "tick", key: id },
+    h("span", { class: "tick-name" }, h("strong", null, count(tick.tick)), at(due),
+      manual && h("span", { class: "dim" }, "manual run"),
+      from > 1 && h("span", { class: "dim" }, `from attempt ${count(from)} on`)),
+    h("span", { class: `tick-length mark ${toneOf(verdict)}` }, shape(verdict), span(length)),
+    h("div", { class: "tick-strip" },
+      h("svg", { "aria-hidden": "true" },
+        [0, 50, 100].map((x) => h("line", { class: "grid", x1: `${x}%`, x2: `${x}%`, y1: 0, y2: "100%" })),
+        drawn.map((segment) => {
+          const { what, begin, end, run } = segment;
+          const width = Math.max((Math.min(end, axis) - begin) / axis * 100, what === "runs" ? LEAST : 0);
+          const x = Math.min(begin / axis * 100, 100 - width);
+          const [y, height] = LIES[what];
+          return h("rect", { class: what === "runs" ? `run ${verdictOf(run)}` : `tick-${what}`,
+            x: `${x.toFixed(2)}%`, width: `${width.toFixed(2)}%`, y, height },
+          h("title", null, `Attempt ${count(run.attempt)} ${inWords(segment)}`));
+        })),
+      length > axis && h("span", { class: "tick-goes-on" }, `goes on: ${span(length)} in all →`)));
+}
+
+const swatch = (what, kind) => {
+  const [y, height] = LIES[what];
+  return h("svg", { class: "tick-swatch", "aria-hidden": "true" }, h("rect", { class: kind, x: 0, width: "100%", y, height }));
+};

@@ -95,6 +95,18 @@ export function exact(time) {
   return zone === "utc" ? at.toISOString() : `${dayOf(at)} ${timeOf(at)} here, ${at.toISOString()}`;
 }
 
+/** A time as a field for date and time has it, in the zone that times are shown in; nothing for what is no time. */
+export function fieldOf(time) {
+  const at = new Date(/^\d{4}-\d\d-\d\dT/.test(time) ? time : NaN);
+  return Number.isNaN(at.getTime()) ? "" : `${dayOf(at)}T${timeOf(at)}`;
+}
+
+/** The time that such a field says, in UTC; nothing while it is not filled in. */
+export function timeOfField(value) {
+  const at = new Date(value && zone === "utc" ? `${value}Z` : value);
+  return Number.isNaN(at.getTime()) ? "" : at.toISOString().replace(".000Z", "Z");
+}
+
 /** The name of the zone that times are shown in. */
 export const zoneName = () => (zone === "utc" ? "UTC" : Intl.DateTimeFormat().resolvedOptions().timeZone || "local time");
 

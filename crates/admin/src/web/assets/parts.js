@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { path, query } from "./api.js";
-import { away, clock, count, cut, exact, span } from "./format.js";
+import { away, clock, count, cut, exact, fieldOf, span, timeOfField } from "./format.js";
 
 // --- Links ------------------------------------------------------------------------------------------
 
@@ -251,35 +251,60 @@ export async function names(ctx) {
 
 /**
  * A form whose fields are the address's query: a filtered view is a link. Fields are
- * `{name, label, options?, search?, list?}`; `list` has values to choose from beside what one types.
+ * `{name, label, options?, search?, list?, time?, fits?}`; `list` has values to choose from beside what one types. A `time`
+ * is chosen in the zone in which all times are shown; the address has it in UTC. A field that does not fit the rest
+ * (`fits(chosen)`) is left out. On narrow screens all but the field that searches are behind a button.
  */
 export function filters(ctx, fields) {
   const { query: entries } = ctx.place;
+  const shown = fields.filter(({ fits = () => true }) => fits(entries));
   const apply = (form, replace) => {
     clearTimeout(typing);
-    const chosen = Object.fromEntries(fields.map(({ name }) => [name, form.elements[name].value.trim()]));
+    const read = ({ name, time }) => {
+      const value = form.elements[name].value.trim();
+      if (!time) return value;
+      // The field has whole seconds: what nobody has touched stays as the address has it.
+      const chosen = timeOfField(value);
+      return chosen === timeOfField(fieldOf(entries[name])) ? entries[name] : chosen;
+    };
+    const chosen = Object.fromEntries(shown.map((field) => [field.name, read(field)]));
+    for (const { name, fits = () => true } of shown) {
+      if (!fits(chosen)) delete chosen[name];
+    }
     ctx.go(to(ctx.place.screen, ctx.place.segments, chosen), { replace });
   };
   const used = fields.some(({ name }) => entries[name]);
+  const [first, rest] = [shown.filter(({ search }) => search), shown.filter(({ search }) => !search)];
+  const folds = rest.length > 1;
+  const open = Boolean(ctx.state.filters);
+  const set = rest.filter(({ name }) => entries[name]).length;
+  const field = ({ name, label, options, search, wide, list, time }) => h("label", {
+    key: name, class: [wide && "wide", time && "time", folds && !search && "folded"].filter(Boolean).join(" ") || null,
+  },
+  h("span", null, label),
+  options
+    ? h("select", { name, value: entries[name] ?? "", onchange: (event) => apply(event.currentTarget.form, false) },
+      options.map(([value, words]) => h("option", { value }, words)))
+    : h("input", {
+      name, value: time ? fieldOf(entries[name]) : entries[name] ?? "",
+      type: time ? "datetime-local" : search ? "search" : "text", autocomplete: "off", spellcheck: "false",
+      autocapitalize: "none", ...(time && { step: "1", max: "9999-12-31T23:59:59" }),
+      ...(list?.length > 0 && { list: `choose-${name}` }), ...(search && { "data-search": "", "aria-keyshortcuts": "/" }),
+      oninput: (event) => {
+        const { form } = event.currentTarget;
+        clearTimeout(typing);
+        typing = setTimeout(() => form.isConnected && apply(form, true), PATIENCE_OF_TYPING_MS);
+      },
+    }),
+  list?.length > 0 && h("datalist", { id: `choose-${name}` }, list.slice(0, 200).map((value) => h("option", { key: value, value }))));
   return h("form", {
-    class: "filters", role: "search", "aria-label": "Filter", key: "filters",
+    class: folds && !open ? "filters closed" : "filters", role: "search", "aria-label": "Filter", key: "filters",
     onsubmit: (event) => { event.preventDefault(); apply(event.currentTarget, false); },
   },
-  fields.map(({ name, label, options, search, wide, list }) => h("label", { key: name, class: wide ? "wide" : null },
-    h("span", null, label),
-    options
-      ? h("select", { name, value: entries[name] ?? "", onchange: (event) => apply(event.currentTarget.form, false) },
-        options.map(([value, words]) => h("option", { value }, words)))
-      : h("input", {
-        name, value: entries[name] ?? "", type: search ? "search" : "text", autocomplete: "off", spellcheck: "false",
-        autocapitalize: "none", ...(list?.length > 0 && { list: `choose-${name}` }), ...(search && { "data-search": "", "aria-keyshortcuts": "/" }),
-        oninput: (event) => {
-          const { form } = event.currentTarget;
-          clearTimeout(typing);
-          typing = setTimeout(() => form.isConnected && apply(form, true), PATIENCE_OF_TYPING_MS);
-        },
-      }),
-    list?.length > 0 && h("datalist", { id: `choose-${name}` }, list.slice(0, 200).map((value) => h("option", { key: value, value }))))),
+  first.map(field),
+  folds && button(set > 0 ? `Filters: ${count(set)} set` : "Filters", () => ctx.set({ filters: !open }),
+    { key: "fold", class: "fold", "aria-expanded": String(open) }),
+  rest.map(field),
   h("button", { type: "submit", class: "unseen-text" }, "Filter"),
   used && h("a", { class: "quiet", href: to(ctx.place.screen, ctx.place.segments) }, "Clear"));
 }

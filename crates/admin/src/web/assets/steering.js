@@ -79,6 +79,22 @@ export function inWords(filter, everything) {
     h("div", { key: name }, h("dt", null, name), h("dd", null, text(value, 200)))));
 }
 
+/** Asks why, and pauses every queue: nothing starts any more, whatever is due. */
+export const pauseAll = (ctx) => steer(ctx, {
+  title: "Pause all queues?", confirm: "Pause all", danger: true, where: "queues/actions",
+  body: h("p", { class: "asks" }, "Nothing more starts, in any worker, until queues are resumed. What runs finishes. Queues that are paused already stay as they are."),
+  fields: [{ name: "why", label: "Why", required: true, hint: "Shown to everybody who asks why nothing runs. Queues can be resumed by it." }],
+  content: ({ why }) => ({ action: "pause", why }),
+});
+
+/** Resumes every queue that is paused, or was paused for this. */
+export const resumeAll = (ctx) => steer(ctx, {
+  title: "Resume all queues?", confirm: "Resume", where: "queues/actions",
+  body: h("p", { class: "asks" }, "Workers take jobs again from all queues that are paused, whoever paused them."),
+  fields: [{ name: "why", label: "Only those paused because of", hint: "The reason, word for word. Empty: all." }],
+  content: ({ why }) => ({ action: "resume", why: why.trim() || null }),
+});
+
 /** Asks for a job, and publishes it. */
 export async function publish(ctx, known = {}) {
   let kinds = [];

@@ -86,6 +86,13 @@ function upcoming(told) {
     later.map((time) => h("li", { key: time }, "about ", at(time), h("span", { class: "dim" }, " ", ago(time)))));
 }
 
+/** The attempt that is still to come, as the timeline takes it: what a chain waits for goes on until now. */
+function toCome({ state, doing, epoch, tick, attempt, due }, now) {
+  if (state !== "active" || doing === "runs") return [];
+  // A batch ends when it ends, whatever is written as due.
+  return [{ epoch, tick, attempt, due: doing === "gathers" ? now : due, verdict: doing }];
+}
+
 function attempts(ctx, told) {
   // What was read of the older ones stays below what has come since.
   const later = ctx.state.later ?? [];
@@ -96,7 +103,7 @@ function attempts(ctx, told) {
   const older = ctx.state.older === undefined ? first : ctx.state.older;
   if (!rows.length) return h("p", { class: "empty" }, "It has not run yet.");
   return [
-    timeline(rows.slice(0, 100)),
+    timeline([...toCome(told, ctx.data.now), ...rows], instant(ctx.data.now)),
     table({
       label: "Attempts, latest first", rows: ctx.state.all ? rows : rows.slice(0, FEW), keyOf: ({ fence }) => String(fence),
       columns: [

@@ -9,6 +9,8 @@ import { act, inWords, publish, steerMany } from "../steering.js";
 const STATES = [["", "any"], ["late", "late"], ["held", "held"], ["running", "running"], ["active", "active"], ["paused", "paused"],
   ["quarantined", "quarantined"], ["retired", "retired"]];
 
+const ORDER = [["", "by kind and key"], ["late", "longest first"]];
+
 const ORDERS = [
   { action: "pause", verb: "Pause", note: "They keep their place and stop ticking. What runs finishes." },
   { action: "resume", verb: "Resume", note: "They go on; overdue ones come at once." },
@@ -18,12 +20,14 @@ const ORDERS = [
 
 export const chains = {
   title: "Chains",
-  query: { text: null, kind: null, queue: null, owner: null, state: STATES.map(([state]) => state) },
+  query: { text: null, kind: null, queue: null, owner: null, state: STATES.map(([state]) => state), sort: ["", "late"] },
   every: 5_000,
   async load(ctx) {
     const choices = await names(ctx);
     const show = (page) => ctx.show({ ...page, choices });
-    return { ...await readPage(ctx, "chains", undefined, "chains", show), choices };
+    const page = await readPage(ctx, "chains", undefined, "chains", show);
+    // The longest late first are found among all chains: that is not to be done again every few seconds.
+    return { ...page, choices, still: page.still || Boolean(ctx.place.query.sort) };
   },
   actions: (ctx) => act("Publish a job…", () => publish(ctx, { kind: ctx.place.query.kind })),
 
@@ -37,6 +41,7 @@ export const chains = {
         { name: "state", label: "State", options: STATES },
         { name: "queue", label: "Queue", list: page.choices?.queue },
         { name: "owner", label: "Owner" },
+        { name: "sort", label: "Order", options: ORDER, fits: ({ state }) => state === "late" },
       ]),
       ctx.session.operating && h("div", { class: "orders" },
         h("span", null, Object.values(filter).some(Boolean) ? "All that match, on every page:" : "All chains:"),

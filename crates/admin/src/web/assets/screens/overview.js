@@ -2,9 +2,9 @@
 
 import { overTime } from "../charts.js";
 import { h } from "../dom.js";
-import { count, instant, plural, rate, span } from "../format.js";
+import { count, instant, percent, plural, rate, span } from "../format.js";
 import { ago, at, both, facts, link, notice, section, sentence, shape, text, tile, to } from "../parts.js";
-import { act, publish } from "../steering.js";
+import { act, pauseAll, publish } from "../steering.js";
 
 const SEE = new Set(["queues", "throttles", "workers", "chains", "failures", "quarantine"]);
 
@@ -13,7 +13,7 @@ export const overview = {
   every: 5_000,
   streamed: true,
   load: (ctx) => ctx.get("overview"),
-  actions: (ctx) => act("Publish a job…", () => publish(ctx)),
+  actions: (ctx) => [act("Publish a job…", () => publish(ctx)), act("Pause all queues…", () => pauseAll(ctx))],
 
   view(ctx) {
     const told = latest(ctx);
@@ -45,6 +45,11 @@ export const overview = {
         overTime({
           id: "late", title: "Lateness of starts, p99", unit: lately, tone: "second", say: span,
           now: late?.p99, points: hour.map(({ at: when, p99: value }) => ({ at: when, value })),
+        }),
+        overTime({
+          id: "failures", title: "Attempts that failed or are made again", unit: "of all, each minute", tone: "second", say: percent,
+          points: told.attempts.slice(0, -1).map(({ at: when, done, failed, retried }) => ({
+            at: when, value: done + failed + retried > 0 ? (failed + retried) / (done + failed + retried) : null })),
         })),
       h("div", { class: "columns" },
         section("How well", facts(

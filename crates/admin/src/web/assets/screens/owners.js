@@ -1,7 +1,8 @@
-// Who has how many chains, and orders to all of an owner's.
+// Who has how many chains, what of them is late or failing, and orders to all of an owner's.
 
 import { h } from "../dom.js";
 import { path } from "../api.js";
+import { count } from "../format.js";
 import { figure, link, mark, pager, readPage, table, text, to } from "../parts.js";
 import { act, steerMany } from "../steering.js";
 
@@ -12,6 +13,12 @@ const ORDERS = [
   { action: "retire", verb: "Retire", offered: (state) => state !== "retired", danger: true, irreversible: true,
     note: "The owner as a whole, for good: chains end, and jobs that wait or come later are dropped." },
 ];
+
+/** A count that leads to what was counted. Of very many, only some were looked at. */
+function trouble(href, n, all, tone) {
+  if (n > 0) return h("a", { class: tone, href }, all ? count(n) : `${count(n)}+`);
+  return all ? figure(0) : link(href, "look");
+}
 
 export const owners = {
   title: "Owners",
@@ -32,6 +39,10 @@ export const owners = {
           { head: "Paused", num: true, cell: ({ owner, paused }) => chainsOf(owner, "paused", paused) },
           { head: "Retired", num: true, cell: ({ owner, retired }) => chainsOf(owner, "retired", retired) },
           { head: "Quarantined", num: true, cell: ({ owner, quarantined }) => chainsOf(owner, "quarantined", quarantined) },
+          { head: "Late", num: true, cell: ({ owner, late, late_complete: all }) =>
+            trouble(to("chains", [], { owner, state: "late" }), late, all, "bad") },
+          { head: "Failing", num: true, cell: ({ owner, failing, failing_complete: all }) =>
+            trouble(to("failures", [], { owner, recovered: "false" }), failing, all, "warn") },
           ctx.session.operating && { head: "Steer", buttons: true, cell: ({ owner, state }) =>
             ORDERS.filter(({ offered }) => offered(state)).map(({ action, verb, note, danger, irreversible }) =>
               act(`${verb}…`, () => steerMany(ctx, {

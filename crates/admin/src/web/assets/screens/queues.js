@@ -4,13 +4,17 @@ import { h } from "../dom.js";
 import { path } from "../api.js";
 import { count, percent, rate, span } from "../format.js";
 import { ago, at, bar, figure, link, mark, none, notice, table, text, to } from "../parts.js";
-import { act, steer, tell } from "../steering.js";
+import { act, pauseAll, resumeAll, steer, tell } from "../steering.js";
 
 export const queues = {
   title: "Queues",
   query: {},
   every: 5_000,
   load: (ctx) => ctx.get("queues"),
+  actions: (ctx) => {
+    const paused = (ctx.data?.queues ?? []).filter(({ own }) => !own).map((queue) => Boolean(queue.paused));
+    return [paused.includes(false) && act("Pause all…", () => pauseAll(ctx)), paused.includes(true) && act("Resume all…", () => resumeAll(ctx))];
+  },
 
   view(ctx) {
     const { queues: all, broker_why: brokerWhy, counted_at: counted } = ctx.data;

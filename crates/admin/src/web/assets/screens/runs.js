@@ -6,7 +6,7 @@ import { h } from "../dom.js";
 
 export const runs = {
   title: "Runs",
-  query: { verdict: ["", ...VERDICTS], kind: null },
+  query: { text: null, verdict: ["", ...VERDICTS], kind: null, key: null, queue: null, owner: null, since: null, until: null },
   every: 5_000,
   async load(ctx) {
     const choices = await names(ctx);
@@ -18,8 +18,14 @@ export const runs = {
     const { data: page } = ctx;
     return [
       filters(ctx, [
+        { name: "text", label: "Reason contains", search: true, wide: true },
         { name: "verdict", label: "Verdict", options: [["", "any"], ...VERDICTS.map((verdict) => [verdict, verdict.replaceAll("_", " ")])] },
-        { name: "kind", label: "Kind", search: true, list: page.choices?.kind },
+        { name: "kind", label: "Kind", list: page.choices?.kind },
+        { name: "key", label: "Key" },
+        { name: "queue", label: "Queue", list: page.choices?.queue },
+        { name: "owner", label: "Owner" },
+        { name: "since", label: "Started since", time: true },
+        { name: "until", label: "Started before", time: true },
       ]),
       table({
         label: "Attempts, latest first", rows: page.rows, keyOf: ({ fence }) => String(fence),

@@ -3,13 +3,18 @@
 import { h } from "../dom.js";
 import { path } from "../api.js";
 import { count, rate, span } from "../format.js";
-import { ago, link, mark, none, table, text, to } from "../parts.js";
+import { ago, button, chainLink, link, mark, none, progress, table, text, to } from "../parts.js";
 import { act, steer, tell } from "../steering.js";
 
 export const workers = {
   title: "Workers",
   every: 4_000,
-  load: (ctx) => ctx.get("workers"),
+  async load(ctx) {
+    const told = await ctx.get("workers");
+    const open = told.workers.filter(({ worker }) => ctx.state[opened(worker)]);
+    const runs = await Promise.all(open.map(async ({ worker }) => [worker, await runsOf(ctx, worker)]));
+    return { ...told, runs: Object.fromEntries(runs) };
+  },
 
   view(ctx) {
     return table({
@@ -27,11 +32,53 @@ export const workers = {
         { head: "Late p99", num: true, cell: ({ late_ms: late }) => (late ? span(late.p99) : none()) },
         { head: "Queues", wide: true, cell: ({ queues }) => h("ul", { class: "plain" }, queues.map(({ queue, concurrency, running, paused }) =>
           h("li", { key: queue }, link(to("chains", [], { queue, state: "running" }), text(queue, 60)), ` ${count(running)} of ${count(concurrency)} `, paused && mark("paused")))) },
+        { head: "Runs now", wide: true, cell: ({ worker }) => running(ctx, worker) },
         { head: "Kinds", wide: true, cell: ({ kinds }) => text(kinds.join(", "), 200) },
       ],
     });
   },
 };
+
+const opened = (worker) => `runs of ${worker}`;
+
+/** What a worker runs. A worker that has ended meanwhile runs nothing, and that is no error of the page. */
+async function runsOf(ctx, worker) {
+  try {
+    return (await ctx.get(`workers/${path(worker)}/runs`)).runs;
+  } catch (error) {
+    if (error.status === 404) return [];
+    throw error;
+  }
+}
+
+/** What a worker runs, once somebody asks for it. */
+function running(ctx, worker) {
+  const open = Boolean(ctx.state[opened(worker)]);
+  const runs = ctx.data.runs[worker];
+  const toggle = () => {
+    ctx.set({ [opened(worker)]: !open });
+    if (!open) ctx.refresh();
+  };
+  return [
+    button([open ? "Hide" : "Show", h("span", { class: "unseen-text" }, ` what ${worker} runs`)], toggle,
+      { class: "more", "aria-expanded": String(open) }),
+    open && (!runs ? h("p", { class: "sub" }, "Asking…")
+      : !runs.length ? h("p", { class: "sub" }, "Nothing that the ledger knows of.")
+      : h("ul", { class: "open-runs" }, runs.map((run, place) => h("li", { key: place }, line(run))))),
+  ];
+}
+
+const SOURCES = { batch: "of a batch", job: "a one-off job" };
+
+function line({ source, kind, key, attempt, started, progress: told }) {
+  return [
+    // A job of a batch has no page of its own.
+    source === "batch" ? h("span", { class: "name" }, text(key, 120)) : chainLink(kind, key),
+    h("span", { class: "sub" }, text(kind, 60), SOURCES[source] && `, ${SOURCES[source]}`, attempt > 1 && `, attempt ${count(attempt)}`,
+      ", started ", ago(started)),
+    progress(told),
+  ];
+}
 
 function steering(ctx, { worker, state, leases, host }) {
   const where = (action) => `workers/${path(worker)}/${action}`;

@@ -1,0 +1,251 @@
+//! What the runs of each kind came to over time, against what its schedule promises (pure).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use roundelay_config::{Config, is_internal, schedule_of_kind};
+use roundelay_ledger::Census;
+use roundelay_model::calendar::{At, Calendar};
+use roundelay_model::clock::Time;
+use roundelay_model::kind_stats::{KindBucket, KindStats, Spans, Step};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::format::schedule;
+
+/// Attempts after which the tick has run.
+const DONE: &[&str] = &["done", "retired", "cut"];
+/// Attempts that ended for good and badly.
+const FAILED: &[&str] = &["failed"];
+/// Attempts that are made again.
+const RETRIED: &[&str] = &["retried", "lost"];
+/// Attempts that say nothing of how well it goes.
+const OTHER: &[&str] = &["snoozed", "fanned_out", "dropped", "skipped", "fenced"];
+
+/// What the runs of a kind came to.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct KindReport {
+    /// The kind.
+    pub kind: String,
+    /// Whether it is the engine's own.
+    pub own: bool,
+    /// How many chains there are of it that have not ended.
+    pub chains: i64,
+    /// When its chains are due, for people; null for a kind without a schedule.
+    pub schedule: Option<String>,
+    /// How long after a run its chain's next one is promised, on average, in milliseconds; null where no schedule says so.
+    pub promised_ms: Option<f64>,
+    /// How long after a run its chain's next one came, on average, in milliseconds: chains by runs for each time. Null
+    /// while a chain has not run twice on average.
+    pub apart_ms: Option<f64>,
+    /// The throttles of the queues that its chains are on.
+    pub throttles: BTreeSet<String>,
+    /// What the attempts of the whole time came to.
+    pub attempts: Attempts,
+    /// Attempts for each minute.
+    pub per_minute: PerMinute,
+    /// The share of attempts that failed or are made again; null without any.
+    pub failure_rate: Option<f64>,
+    /// How many occurrences were left out, because the chain still ran or nothing could start.
+    pub left_out: u64,
+    /// How long handlers ran.
+    pub took_ms: Option<Quantiles>,
+    /// How long after they were due runs started.
+    pub late_ms: Option<Quantiles>,
+    /// What the attempts came to in each step, the oldest first; steps without any are left out.
+    pub series: Vec<Point>,
+}
+
+/// How many attempts ended in which way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Attempts {
+    /// The tick has run: done, retired, or cut at the end of its time box.
+    pub done: u64,
+    /// Failed for good.
+    pub failed: u64,
+    /// Made again, after an error or because the worker was gone.
+    pub retried: u64,
+    /// Put off, waiting for a batch, dropped, skipped or fenced.
+    pub other: u64,
+}
+
+/// Attempts in a minute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, ToSchema)]
+pub struct PerMinute {
+    /// Done.
+    pub done: f64,
+    /// Failed for good.
+    pub failed: f64,
+    /// Made again.
+    pub retried: f64,
+}
+
+/// Of spans of time, in milliseconds; at most an eighth too low.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ToSchema)]
+pub struct Quantiles {
+    /// The median.
+    pub p50: f64,
+    /// Reached or exceeded by one in a hundred.
+    pub p99: f64,
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+pub struct Point {
+    /// When it began.
+    pub at: At,
+    /// What the attempts came to.
+    #[serde(flatten)]
+    pub attempts: Attempts,
+}
+
+/// What is asked for: the steps since then, as they are now.
+#[derive(Clone, Copy, Debug)]
+pub struct Period {
+    /// The length of a step.
+    pub step: Step,
+    /// When the first one begins.
+    pub since: Time,
+    /// Until now.
+    pub now: Time,
+}
+
+impl Attempts {
+    fn of(stats: &KindStats) -> Self {
+        Self {
+            done: stats.ended(DONE),
+            failed: stats.ended(FAILED),
+            retried: stats.ended(RETRIED),
+            other: stats.ended(OTHER),
+        }
+    }
+
+    fn failure_rate(self) -> Option<f64> {
+        let bad = self.failed + self.retried;
+        (self.done + bad > 0).then(|| bad as f64 / (self.done + bad) as f64)
+    }
+}
+
+impl Quantiles {
+    fn of(spans: &Spans) -> Option<Self> {
+        let ms = |span: Duration| span.as_secs_f64() * 1_000.0;
+        Some(Self { p50: ms(spans.quantile(0.5)?), p99: ms(spans.quantile(0.99)?) })
+    }
+}
+
+/// The kinds that are configured, or have run or chains, by name, the engine's own last.
+pub fn kinds(
+    buckets: &[KindBucket],
+    census: &Census,
+    config: &Config,
+    period: Period,
+    calendar: &Calendar,
+) -> Vec<KindReport> {
+    let mut of_kind: BTreeMap<&str, Vec<&KindBucket>> = BTreeMap::new();
+    buckets.iter().for_each(|bucket| of_kind.entry(&bucket.kind).or_default().push(bucket));
+    config.kinds.keys().for_each(|kind| _ = of_kind.entry(kind).or_default());
+    census.queues.iter().flat_map(|queue| queue.kinds.keys()).for_each(|kind| _ = of_kind.entry(kind).or_default());
+    // What began after the period did has had less time.
+    let begun = buckets.iter().map(|bucket| bucket.at).min().map_or(period.since, |first| first.max(period.since));
+    let minutes = period.now.since(begun).max(Step::Minute.length()).as_secs_f64() / 60.0;
+    let report = |(kind, buckets): (&str, Vec<&KindBucket>)| {
+        let mut all = KindStats::default();
+        buckets.iter().for_each(|bucket| all.add(&bucket.stats));
+        let on: Vec<_> = census.queues.iter().filter(|queue| queue.kinds.contains_key(kind)).collect();
+        let chains = on.iter().filter_map(|queue| queue.kinds.get(kind)).sum();
+        let throttle = |queue: &str| config.queues.get(queue)?.throttle.clone();
+        let attempts = Attempts::of(&all);
+        let per_minute = |count: u64| count as f64 / minutes;
+        let runs = attempts.done + attempts.failed;
+        let own = is_internal(kind);
+        let promised = schedule_of_kind(config, kind).filter(|_| !own);
+        let promised = promised.and_then(|schedule| schedule.mean_interval(period.now, calendar));
+        KindReport {
+            kind: kind.to_owned(),
+            own,
+            chains,
+            schedule: schedule(kind, None, config).filter(|_| !own),
+            promised_ms: promised.map(|every| every.as_secs_f64() * 1_000.0),
+            apart_ms: (runs as f64 >= 2.0 * chains as f64 && chains > 0)
+                .then(|| chains as f64 * minutes * 60_000.0 / runs as f64),
+            throttles: on.iter().filter_map(|queue| throttle(&queue.queue)).collect(),
+            attempts,
+            per_minute: PerMinute {
+                done: per_minute(attempts.done),
+                failed: per_minute(attempts.failed),
+                retried: per_minute(attempts.retried),
+            },
+            failure_rate: attempts.failure_rate(),
+            left_out: all.left_out,
+            took_ms: Quantiles::of(&all.took),
+            late_ms: Quantiles::of(&all.late),
+            series: buckets
+                .iter()
+                .map(|bucket| Point { at: At::of(bucket.at, calendar), attempts: Attempts::of(&bucket.stats) })
+                .collect(),
+        }
+    };
+    let mut reports: Vec<KindReport> = of_kind.into_iter().map(report).collect();
+    reports.sort_by_key(|report| report.own);
+    reports
+}
+
+/// What the attempts of all kinds but the engine's own came to in each step.
+pub fn of_all_kinds(buckets: &[KindBucket], calendar: &Calendar) -> Vec<Point> {
+    let mut all: BTreeMap<Time, KindStats> = BTreeMap::new();
+    for bucket in buckets.iter().filter(|bucket| !is_internal(&bucket.kind)) {
+        all.entry(bucket.at).or_default().add(&bucket.stats);
+    }
+    all.into_iter().map(|(at, stats)| Point { at: At::of(at, calendar), attempts: Attempts::of(&stats) }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use roundelay_ledger::QueueCensus;
+
+    use super::*;
+
+    fn at(secs: i64) -> Time {
+        Time::from_millis(secs * 1_000)
+    }
+
+    fn bucket(kind: &str, secs: i64, ends: &[(&str, u64)]) -> KindBucket {
+        let mut stats = KindStats { left_out: 1, ..KindStats::default() };
+        stats.ends = ends.iter().map(|(end, count)| ((*end).to_owned(), *count)).collect();
+        stats.took.add(Duration::from_millis(64));
+        KindBucket { step: Step::Minute, at: at(secs), kind: kind.into(), stats }
+    }
+
+    #[test]
+    fn what_runs_came_to_is_told_for_each_kind() {
+        let text = "[queues.work]\nthrottle = \"t\"\n[throttles.t]\nallow = 1\nper = \"1s\"\n
+            [kinds.sync]\nqueue = \"work\"\nevery = \"30s\"\nhandler.exec.argv = [\"/bin/true\"]\n
+            [kinds.idle]\nqueue = \"work\"\nhandler.exec.argv = [\"/bin/true\"]\n";
+        let config = Config::parse(text, "r.toml", []).unwrap();
+        let of = |kind: &str, chains| BTreeMap::from([(kind.to_owned(), chains)]);
+        let work = QueueCensus { queue: "work".into(), kinds: of("sync", 2), ..QueueCensus::default() };
+        let own = QueueCensus { queue: "own".into(), kinds: of("roundelay.history", 1), ..QueueCensus::default() };
+        let census = Census { queues: vec![work, own], ..Census::default() };
+        let period = Period { step: Step::Minute, since: at(0), now: at(3_600) };
+        let buckets = [
+            bucket("sync", 3_480, &[("done", 3), ("retried", 2), ("lost", 1), ("snoozed", 9)]),
+            bucket("sync", 3_540, &[("cut", 1), ("failed", 1)]),
+            bucket("gone", 3_540, &[]),
+        ];
+        let reports = kinds(&buckets, &census, &config, period, &Calendar::default());
+        let names: Vec<(&str, bool)> = reports.iter().map(|report| (report.kind.as_str(), report.own)).collect();
+        assert_eq!(names, [("gone", false), ("idle", false), ("sync", false), ("roundelay.history", true)]);
+        let sync = &reports[2];
+        assert_eq!(sync.attempts, Attempts { done: 4, failed: 1, retried: 3, other: 9 });
+        // Two minutes, for it began then.
+        assert_eq!(sync.per_minute, PerMinute { done: 2.0, failed: 0.5, retried: 1.5 });
+        assert_eq!((sync.failure_rate, sync.left_out), (Some(0.5), 2));
+        assert_eq!((sync.promised_ms, sync.apart_ms), (Some(30_000.0), Some(48_000.0)), "5 runs of 2 chains in 120 s");
+        assert_eq!(sync.took_ms, Some(Quantiles { p50: 64.0, p99: 64.0 }));
+        assert_eq!(sync.late_ms, None, "nothing was noted");
+        assert_eq!(sync.throttles.iter().collect::<Vec<_>>(), ["t"]);
+        assert_eq!(sync.series.len(), 2);
+        let idle = &reports[1];
+        assert_eq!((idle.failure_rate, idle.apart_ms, idle.promised_ms, idle.series.len()), (None, None, None, 0));
+    }
+}
