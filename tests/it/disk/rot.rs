@@ -100,7 +100,7 @@ struct Report {
 
 #[tokio::test]
 async fn a_rotten_bit_is_found_or_changes_one_row_at_most() {
-    let (first, cases) = (number("ROUNDELAY_SEED", 1), number("ROUNDELAY_CASES", 120));
+    let (first, cases) = (number("ROUNDELAY_SEED", 1), number("ROUNDELAY_CASES", 480));
     println!("ROUNDELAY_SEED={first} ROUNDELAY_CASES={cases}");
     let source = tempfile::tempdir().unwrap();
     let (crashed, before, whole) = filled(source.path()).await;

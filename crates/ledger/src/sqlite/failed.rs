@@ -19,8 +19,9 @@ use crate::look::sqlite_glob;
 macro_rules! recovered {
     () => {
         "f.item = '' AND EXISTS (
-             SELECT 1 FROM chains c JOIN attempts a
-                 ON a.fence IN (c.fence, (SELECT p.previous FROM attempts p WHERE p.fence = c.fence))
+             SELECT 1 FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch JOIN attempts a
+                 ON a.fence IN (coalesce(h.fence, c.fence),
+                                (SELECT p.previous FROM attempts p WHERE p.fence = coalesce(h.fence, c.fence)))
              WHERE c.kind = f.kind AND c.key = f.key AND c.once = 0 AND c.parent = 0
                AND a.epoch = c.epoch AND a.verdict = 'done' AND a.finished > f.last_at)"
     };

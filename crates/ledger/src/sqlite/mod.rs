@@ -37,7 +37,7 @@ use parking_lot::Mutex;
 use roundelay_model::clock::{Clock, Entropy};
 use rusqlite::backup::Backup;
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use crate::error::LedgerError;
 use crate::linger::Lateness;
@@ -49,6 +49,10 @@ use writer::Writer;
 
 /// How long a statement waits for another process to release the write lock.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How often a file is tried to be opened that another process has to itself for a moment, and how long is waited
+/// between. While that process removes the log, or recovers it, SQLite does not wait: sqlite.org/wal.html, section 9.
+const BUSY_TRIES: u32 = 100;
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Memory for pages of the file, at most. The 2 MiB that SQLite takes by itself hold some 5,000
 /// chains; beyond that most claims and finishes would read their pages anew.
@@ -75,6 +79,11 @@ pub struct SqliteLedger {
     told: AtomicI64,
     /// The ledger's time, in milliseconds, when that time was last noted.
     noted: AtomicI64,
+}
+
+#[expect(clippy::disallowed_methods, reason = "as where SQLite itself waits for a lock, no task goes on meanwhile")]
+fn wait_for_another_process() {
+    std::thread::sleep(BUSY_PAUSE);
 }
 
 impl SqliteLedger {
@@ -106,7 +115,7 @@ impl SqliteLedger {
             Err(error) => return Err(format!("{} cannot be read: {error}", log.display())),
         }
         type Opened = (Connection, String, Clock, [Connection; 2]);
-        let open = move || -> Result<Opened, schema::MigrateError> {
+        let open = || -> Result<Opened, schema::MigrateError> {
             let mut connection = Connection::open(path)?;
             connection.busy_timeout(PATIENCE)?;
             connection.pragma_update(None, "journal_mode", "WAL")?;
@@ -115,7 +124,7 @@ impl SqliteLedger {
             connection.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
             configure(&connection)?;
             let id = schema::migrate(&mut connection, entropy, clock.now())?;
-            let clock = clock::open(&mut connection, clock, entropy)?;
+            let clock = clock::open(&mut connection, clock.clone(), entropy)?;
             let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
             let reads = || -> rusqlite::Result<Connection> {
                 let reader = Connection::open_with_flags(path, flags)?;
@@ -126,7 +135,17 @@ impl SqliteLedger {
             let readers = [reads()?, reads()?];
             Ok((connection, id, clock, readers))
         };
-        let (connection, id, clock, readers) = open().map_err(|error| match error {
+        let mut opened = open();
+        for _ in 0..BUSY_TRIES {
+            match &opened {
+                Err(schema::MigrateError::Sqlite(error))
+                    if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => {}
+                _ => break,
+            }
+            wait_for_another_process();
+            opened = open();
+        }
+        let (connection, id, clock, readers) = opened.map_err(|error| match error {
             schema::MigrateError::Sqlite(error) => disk::words(&path.to_string_lossy(), &error),
             newer @ schema::MigrateError::Newer(_) => newer.to_string(),
         })?;
