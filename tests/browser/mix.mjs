@@ -83,6 +83,7 @@ const of = (kind) => kinds.find((told) => told.kind === kind);
 check("the kind that fails has its rate", of("flaky").failure_rate > 0.1 && of("flaky").failure_rate < 0.6, of("flaky"));
 check("the fast one has none", of("fast").failure_rate === 0 && of("fast").per_minute.done > 1_000, of("fast"));
 check("what is short runs less often than promised", of("pull").promised_ms === 30_000 && (of("pull").apart_ms ?? 60_000) > 40_000, of("pull"));
+check("the fast one keeps its promise", of("fast").apart_ms !== null && of("fast").apart_ms < 7_000, of("fast"));
 check("its lateness is its own", of("pull").late_ms.p99 > of("fast").late_ms.p99, [of("pull").late_ms, of("fast").late_ms]);
 await go(page, "#/kinds");
 const bar = page.locator("tr", { hasText: "flaky" }).locator(".strip a.warn, .strip a.bad").first();

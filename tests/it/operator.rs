@@ -126,7 +126,6 @@ mod run {
         assert!(said.contains("no queue is paused with the reason \"another\""), "{said}");
         assert!(ok("queue resume", &config, &["--all", "--why", "incident 7"]).await.contains("one queue is resumed"));
         until("it goes on", || heard(true)).await;
-        refused("queue pause", &config, &["--why", "x"], &["<QUEUE>"]).await;
         refused("queue pause", &config, &["elsewhere", "--why", "x"], &["there is no [queues.elsewhere]"]).await;
         refused("queue pause", &config, &["work", "--why", " "], &["why: it needs a word"]).await;
         refused("workers drain", &config, &["nobody"], &["no worker is called nobody"]).await;

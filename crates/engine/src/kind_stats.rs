@@ -21,14 +21,16 @@ struct Bucket {
 }
 
 impl OwnKindStats {
-    /// Adds what runs of a kind came to just before `now`.
-    pub(crate) fn add(&mut self, kind: &str, recent: &KindStats, now: Time) {
+    /// Adds what runs of a kind came to just before `now`, counted since then.
+    pub(crate) fn add(&mut self, kind: &str, recent: KindStats, since: Time, now: Time) {
         if recent.is_empty() {
             return;
         }
         for step in Step::ALL {
             let bucket = self.0.entry((step.begin(now), step, kind.to_owned())).or_default();
-            bucket.stats.add(recent);
+            // What came just before a stretch began is counted as its own.
+            let since = Some(since.max(step.begin(now)));
+            bucket.stats.add(&KindStats { since, ..recent.clone() });
             bucket.untold = true;
         }
     }
@@ -76,27 +78,28 @@ mod tests {
     fn buckets_are_told_until_they_are_over_and_written() {
         let at = |secs: i64| Time::from_millis(secs * 1_000);
         let mut own = OwnKindStats::default();
-        own.add("sync", &KindStats::default(), at(0));
+        own.add("sync", KindStats::default(), at(0), at(0));
         assert_eq!(own.untold(), [], "nothing has come");
         // The three begin at the same time.
-        own.add("sync", &done(2), at(3_650));
+        own.add("sync", done(2), at(3_640), at(3_650));
         let first = own.untold();
         let places: Vec<_> = first.iter().map(|bucket| (bucket.step, bucket.at)).collect();
         assert_eq!(places, Step::ALL.map(|step| (step, step.begin(at(3_650)))));
         // More comes while the ledger writes.
-        own.add("sync", &done(1), at(3_655));
+        own.add("sync", done(1), at(3_650), at(3_655));
         own.told(&first);
         assert_eq!(own.untold().len(), 3, "with what has come since");
         let second = own.untold();
-        assert!(second.iter().all(|bucket| bucket.stats == done(3)), "in place of what was written before");
+        let whole = KindStats { since: Some(at(3_640)), ..done(3) };
+        assert!(second.iter().all(|bucket| bucket.stats == whole), "in place of what was written before");
         own.told(&second);
         own.clear(at(3_665));
         assert_eq!((own.untold().len(), own.0.len()), (0, 2), "the minute is over; the others have begun");
-        own.add("sync", &done(4), at(3_665));
+        own.add("sync", done(4), at(3_655), at(3_665));
         own.clear(at(7_300));
         assert_eq!(own.0.len(), 3, "not written yet, however long ago they were over");
         for n in 0..MAX_UNTOLD as i64 {
-            own.add("sync", &done(1), at(100_000 + 60 * n));
+            own.add("sync", done(1), at(0), at(100_000 + 60 * n));
         }
         own.clear(at(0));
         assert_eq!(own.0.len(), MAX_UNTOLD);

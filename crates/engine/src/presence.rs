@@ -111,6 +111,8 @@ struct Told {
     queues: BTreeMap<String, Counted>,
     untold: Vec<ThroughputSample>,
     kinds: OwnKindStats,
+    /// When the figures of kinds were last taken.
+    taken: Time,
     /// When it last told, and of what.
     last: Option<(Instant, Look)>,
 }
@@ -138,6 +140,7 @@ impl Told {
             queues,
             untold: Vec::new(),
             kinds: OwnKindStats::default(),
+            taken: started,
             last: None,
         }
     }
@@ -164,8 +167,9 @@ impl Told {
             let surplus = self.untold.len().saturating_sub(MAX_UNTOLD);
             self.untold.drain(..surplus);
             for (kind, figures) in &needs.observing.figures {
-                self.kinds.add(kind, &figures.take_recent(), now);
+                self.kinds.add(kind, figures.take_recent(), self.taken, now);
             }
+            self.taken = now;
         }
     }
 

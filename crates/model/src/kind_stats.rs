@@ -110,12 +110,15 @@ pub struct KindStats {
     pub late: Spans,
     /// How many occurrences were left out: the chain still ran, or nothing could start.
     pub left_out: u64,
+    /// Since when it was counted, by the ledger's time; a worker may have begun in the middle of a stretch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<Time>,
 }
 
 impl KindStats {
     /// Whether nothing was counted.
     pub fn is_empty(&self) -> bool {
-        *self == Self::default()
+        *self == Self { since: self.since, ..Self::default() }
     }
 
     /// Counts all that the other has counted.
@@ -126,6 +129,7 @@ impl KindStats {
         self.took.add_all(&other.took);
         self.late.add_all(&other.late);
         self.left_out += other.left_out;
+        self.since = self.since.into_iter().chain(other.since).min();
     }
 
     /// How many attempts ended in one of these ways.
@@ -199,7 +203,9 @@ mod tests {
         // What another version has added or left out is no error.
         assert_eq!(serde_json::from_str::<KindStats>(r#"{"more":1}"#).unwrap(), KindStats::default());
         let mut both = one.clone();
-        both.add(&one);
+        both.add(&KindStats { since: Some(Time::from_millis(7)), ..one.clone() });
+        both.add(&KindStats { since: Some(Time::from_millis(9)), ..KindStats::default() });
+        assert_eq!(both.since, Some(Time::from_millis(7)));
         assert_eq!((both.ended(&["done", "failed"]), both.left_out), (6, 4));
         assert!(!both.is_empty() && KindStats::default().is_empty());
     }

@@ -254,7 +254,8 @@ struct Count {
 /// Verbs that PostgreSQL's ledger asks for once more where the connection is lost. If the first was carried out, the
 /// second finds nothing left to do, and says so; catch-up sends the message.
 fn is_asked_twice(verb: Verb) -> bool {
-    matches!(verb, Verb::Advance | Verb::AdvanceAll | Verb::Reschedule | Verb::Failure(FailureVerb::Feed))
+    let planned = matches!(verb, Verb::Failure(FailureVerb::Feed | FailureVerb::Wait | FailureVerb::GiveUp));
+    planned || matches!(verb, Verb::Advance | Verb::AdvanceAll | Verb::Reschedule)
 }
 
 /// What decides later answers, and is read by no verb.

@@ -19,6 +19,8 @@ const DONE: &[&str] = &["done", "retired", "cut"];
 const FAILED: &[&str] = &["failed"];
 /// Attempts that are made again.
 const RETRIED: &[&str] = &["retried", "lost"];
+/// Less time than this has no rate.
+const LEAST: Duration = Duration::from_secs(10);
 /// Attempts that say nothing of how well it goes.
 const OTHER: &[&str] = &["snoozed", "fanned_out", "dropped", "skipped", "fenced"];
 
@@ -146,8 +148,9 @@ pub fn kinds(
     config.kinds.keys().for_each(|kind| _ = of_kind.entry(kind).or_default());
     census.queues.iter().flat_map(|queue| queue.kinds.keys()).for_each(|kind| _ = of_kind.entry(kind).or_default());
     // What began after the period did has had less time.
-    let begun = buckets.iter().map(|bucket| bucket.at).min().map_or(period.since, |first| first.max(period.since));
-    let minutes = period.now.since(begun).max(Step::Minute.length()).as_secs_f64() / 60.0;
+    let begun = buckets.iter().map(|bucket| bucket.stats.since.unwrap_or(bucket.at)).min();
+    let begun = begun.map_or(period.since, |first| first.max(period.since));
+    let minutes = period.now.since(begun).max(LEAST).as_secs_f64() / 60.0;
     let report = |(kind, buckets): (&str, Vec<&KindBucket>)| {
         let mut all = KindStats::default();
         buckets.iter().for_each(|bucket| all.add(&bucket.stats));

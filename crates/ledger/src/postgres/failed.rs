@@ -181,9 +181,11 @@ impl Failures for PostgresLedger {
     }
 
     async fn plan_items(&self, planned: Vec<PlannedItem>) -> Result<Vec<bool>> {
-        let mut done = Vec::with_capacity(planned.len());
-        for item in planned {
-            done.push(self.plan_item(item).await?);
+        let mut done = self.set_next_retries(&planned).await?;
+        for (item, done) in planned.into_iter().zip(&mut done) {
+            if let Plan::Feed { .. } = item.plan {
+                *done = self.feed_item(item).await?;
+            }
         }
         Ok(done)
     }
@@ -241,19 +243,42 @@ impl Failures for PostgresLedger {
 }
 
 impl PostgresLedger {
-    async fn plan_item(&self, planned: PlannedItem) -> Result<bool> {
+    /// Those that wait or are given up, in one statement. Whether each was as it was seen.
+    async fn set_next_retries(&self, planned: &[PlannedItem]) -> Result<Vec<bool>> {
+        let next = |item: &PlannedItem| match item.plan {
+            Plan::Wait(until) => Some(Some(until.as_millis())),
+            Plan::GiveUp => Some(None),
+            Plan::Feed { .. } => None,
+        };
+        let mut done = vec![false; planned.len()];
+        let set: Vec<_> = planned.iter().enumerate().filter_map(|(n, item)| Some((n, item, next(item)?))).collect();
+        if set.is_empty() {
+            return Ok(done);
+        }
+        let sql = "UPDATE failures f SET next_retry_at = u.next, permanent = (u.next IS NULL)
+                   FROM unnest($1::int8[], $2::text[], $3::text[], $4::text[], $5::int8[], $6::int8[])
+                        AS u (n, kind, key, item, seen, next)
+                   WHERE f.kind = u.kind AND f.key = u.key AND f.item = u.item AND f.next_retry_at = u.seen
+                     AND NOT f.permanent
+                   RETURNING u.n";
+        let numbers: Vec<i64> = set.iter().map(|(n, ..)| *n as i64).collect();
+        let text = |of: fn(&PlannedItem) -> &str| set.iter().map(|(_, item, _)| of(item)).collect::<Vec<&str>>();
+        let (kinds, keys, items) = (text(|item| &item.kind), text(|item| &item.key), text(|item| &item.item));
+        let seen: Vec<i64> = set.iter().map(|(_, item, _)| item.seen.as_millis()).collect();
+        let next: Vec<Option<i64>> = set.iter().map(|(.., next)| *next).collect();
+        for row in self.reader.query(sql, &[&numbers, &kinds, &keys, &items, &seen, &next]).await? {
+            let n: i64 = row.try_get(0).map_err(told)?;
+            if let Some(done) = usize::try_from(n).ok().and_then(|n| done.get_mut(n)) {
+                *done = true;
+            }
+        }
+        Ok(done)
+    }
+
+    async fn feed_item(&self, planned: PlannedItem) -> Result<bool> {
         let PlannedItem { kind, key, item, seen, plan } = planned;
-        let seen = seen.as_millis();
-        let (next, job) = match plan {
-            Plan::Wait(until) => (Some(until.as_millis()), None),
-            Plan::GiveUp => (None, None),
-            Plan::Feed { job, until } => (Some(until.as_millis()), Some(job)),
-        };
-        let Some(job) = job else {
-            let sql = "UPDATE failures SET next_retry_at = $5, permanent = ($5::int8 IS NULL)
-                       WHERE kind = $1 AND key = $2 AND item = $3 AND next_retry_at = $4 AND NOT permanent";
-            return Ok(self.reader.execute(sql, &[&kind, &key, &item, &seen, &next]).await? == 1);
-        };
+        let Plan::Feed { job, until } = plan else { return Ok(false) };
+        let (seen, next) = (seen.as_millis(), until.as_millis());
         // Transactions that write jobs take turns: see `write`.
         let sql = concat!(
             "WITH turn AS MATERIALIZED (

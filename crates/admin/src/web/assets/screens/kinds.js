@@ -79,16 +79,16 @@ function sums({ kinds: all, step_ms: step }, steps, value) {
   }));
 }
 
-const perMinute = (all, each) => [count(all), h("span", { class: "sub" }, `${rate(each)}/min`)];
+const perMinute = (all, each) => [count(all), h("span", { class: "sub whole" }, `${rate(each)}/min`)];
 
-const quantiles = (told) => (told === null ? none() : [span(told.p50), h("span", { class: "sub" }, `p99 ${span(told.p99)}`)]);
+const quantiles = (told) => (told === null ? none() : [h("span", { class: "whole" }, span(told.p50)), h("span", { class: "sub whole" }, `p99 ${span(told.p99)}`)]);
 
 /** How far apart the runs of a chain are, and how far they were to be. */
 function promise({ apart_ms: apart, promised_ms: promised }) {
   const behind = apart !== null && promised !== null && apart > promised * 1.25;
   return [
     apart === null ? none() : h("span", { class: behind ? "warn" : null }, `every ${span(apart)}`),
-    promised !== null && h("span", { class: "sub" }, `promised: ${span(promised)}`),
+    promised !== null && h("span", { class: "sub whole" }, `promised: ${span(promised)}`),
   ];
 }
 

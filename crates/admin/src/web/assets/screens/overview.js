@@ -47,7 +47,7 @@ export const overview = {
           now: late?.p99, points: hour.map(({ at: when, p99: value }) => ({ at: when, value })),
         }),
         overTime({
-          id: "failures", title: "Attempts that failed or are made again", unit: "of all, each minute", tone: "second", say: percent,
+          id: "failures", title: "Failed attempts", unit: "of all, each minute", tone: "second", say: percent,
           points: told.attempts.slice(0, -1).map(({ at: when, done, failed, retried }) => ({
             at: when, value: done + failed + retried > 0 ? (failed + retried) / (done + failed + retried) : null })),
         })),
