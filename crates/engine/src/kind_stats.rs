@@ -30,7 +30,7 @@ impl OwnKindStats {
             let bucket = self.0.entry((step.begin(now), step, kind.to_owned())).or_default();
             // What came just before a stretch began is counted as its own.
             let since = Some(since.max(step.begin(now)));
-            bucket.stats.add(&KindStats { since, ..recent.clone() });
+            bucket.stats.add(&KindStats { since, until: Some(now), ..recent.clone() });
             bucket.untold = true;
         }
     }
@@ -90,7 +90,7 @@ mod tests {
         own.told(&first);
         assert_eq!(own.untold().len(), 3, "with what has come since");
         let second = own.untold();
-        let whole = KindStats { since: Some(at(3_640)), ..done(3) };
+        let whole = KindStats { since: Some(at(3_640)), until: Some(at(3_655)), ..done(3) };
         assert!(second.iter().all(|bucket| bucket.stats == whole), "in place of what was written before");
         own.told(&second);
         own.clear(at(3_665));

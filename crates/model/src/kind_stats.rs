@@ -113,12 +113,15 @@ pub struct KindStats {
     /// Since when it was counted, by the ledger's time; a worker may have begun in the middle of a stretch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
+    /// Until when: a worker tells it every ten seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub until: Option<Time>,
 }
 
 impl KindStats {
     /// Whether nothing was counted.
     pub fn is_empty(&self) -> bool {
-        *self == Self { since: self.since, ..Self::default() }
+        *self == Self { since: self.since, until: self.until, ..Self::default() }
     }
 
     /// Counts all that the other has counted.
@@ -130,6 +133,7 @@ impl KindStats {
         self.late.add_all(&other.late);
         self.left_out += other.left_out;
         self.since = self.since.into_iter().chain(other.since).min();
+        self.until = self.until.max(other.until);
     }
 
     /// How many attempts ended in one of these ways.
@@ -203,9 +207,12 @@ mod tests {
         // What another version has added or left out is no error.
         assert_eq!(serde_json::from_str::<KindStats>(r#"{"more":1}"#).unwrap(), KindStats::default());
         let mut both = one.clone();
-        both.add(&KindStats { since: Some(Time::from_millis(7)), ..one.clone() });
-        both.add(&KindStats { since: Some(Time::from_millis(9)), ..KindStats::default() });
-        assert_eq!(both.since, Some(Time::from_millis(7)));
+        let counted = |since, until| (Some(Time::from_millis(since)), Some(Time::from_millis(until)));
+        for (since, until) in [counted(7, 17), counted(9, 19), counted(8, 18)] {
+            let more = if both.since.is_none() { one.clone() } else { KindStats::default() };
+            both.add(&KindStats { since, until, ..more });
+        }
+        assert_eq!((both.since, both.until), counted(7, 19));
         assert_eq!((both.ended(&["done", "failed"]), both.left_out), (6, 4));
         assert!(!both.is_empty() && KindStats::default().is_empty());
     }

@@ -7,6 +7,7 @@ use roundelay_config::{Config, is_internal, schedule_of_kind};
 use roundelay_ledger::Census;
 use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
+use roundelay_model::fleet::EVERY;
 use roundelay_model::kind_stats::{KindBucket, KindStats, Spans, Step};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -19,8 +20,8 @@ const DONE: &[&str] = &["done", "retired", "cut"];
 const FAILED: &[&str] = &["failed"];
 /// Attempts that are made again.
 const RETRIED: &[&str] = &["retried", "lost"];
-/// Less time than this has no rate.
-const LEAST: Duration = Duration::from_secs(10);
+/// So often workers tell what runs came to. Less time has no rate.
+const TOLD_EVERY: Duration = EVERY;
 /// Attempts that say nothing of how well it goes.
 const OTHER: &[&str] = &["snoozed", "fanned_out", "dropped", "skipped", "fenced"];
 
@@ -150,7 +151,9 @@ pub fn kinds(
     // What began after the period did has had less time.
     let begun = buckets.iter().map(|bucket| bucket.stats.since.unwrap_or(bucket.at)).min();
     let begun = begun.map_or(period.since, |first| first.max(period.since));
-    let minutes = period.now.since(begun).max(LEAST).as_secs_f64() / 60.0;
+    // What came in the last seconds has not been told yet.
+    let told = buckets.iter().filter_map(|bucket| bucket.stats.until).max().unwrap_or(period.now);
+    let minutes = told.max(period.now - TOLD_EVERY).since(begun).max(TOLD_EVERY).as_secs_f64() / 60.0;
     let report = |(kind, buckets): (&str, Vec<&KindBucket>)| {
         let mut all = KindStats::default();
         buckets.iter().for_each(|bucket| all.add(&bucket.stats));

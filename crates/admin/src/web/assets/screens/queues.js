@@ -51,6 +51,7 @@ export const queues = {
       }),
       h("p", { class: "hint" }, counted ? ["Chains were counted ", at(counted), " (", ago(counted), "). "] : "Chains have not been counted yet. ",
         "In use: the share of the room for runs, over all workers, that is taken. ",
+        !ctx.session.operating && "To stop everything: Operating, above, and then Pause all; or roundelay queue pause --all --why TEXT. ",
         own.map(({ queue, overdue, unsent, consumers }) => ["The engine’s own chains, on ", text(queue, 80), overdue > 0 ? `: ${count(overdue)} are late.` : unsent > 0 ? `: ${count(unsent)} unsent.` : consumers === 0 ? ": nobody takes them." : ", are well."])),
     ];
   },
