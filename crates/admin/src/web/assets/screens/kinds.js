@@ -46,7 +46,6 @@ export const kinds = {
           { head: "Took", num: true, cell: ({ took_ms: took }) => quantiles(took) },
           { head: "Late by", num: true, cell: ({ late_ms: late }) => quantiles(late) },
           { head: "Each chain runs", num: true, cell: promise },
-          { head: "Left out", num: true, cell: ({ left_out: n }) => figure(n) },
         ],
       }),
       h("p", { class: "hint" },
@@ -84,11 +83,12 @@ const perMinute = (all, each) => [count(all), h("span", { class: "sub whole" }, 
 const quantiles = (told) => (told === null ? none() : [h("span", { class: "whole" }, span(told.p50)), h("span", { class: "sub whole" }, `p99 ${span(told.p99)}`)]);
 
 /** How far apart the runs of a chain are, and how far they were to be. */
-function promise({ apart_ms: apart, promised_ms: promised }) {
+function promise({ apart_ms: apart, promised_ms: promised, left_out: left }) {
   const behind = apart !== null && promised !== null && apart > promised * 1.25;
   return [
     apart === null ? none() : h("span", { class: behind ? "warn" : null }, `every ${span(apart)}`),
     promised !== null && h("span", { class: "sub whole" }, `promised: ${span(promised)}`),
+    left > 0 && h("span", { class: "sub whole" }, `${count(left)} left out`),
   ];
 }
 
