@@ -93,7 +93,7 @@ struct PauseQueue {
     said: OrderArgs,
 }
 
-/// Lets workers take jobs from a queue again, or from all that are paused.
+/// Lets workers take jobs again from a queue, or from all paused queues.
 #[derive(Args)]
 struct ResumeQueue {
     /// A name under [queues].

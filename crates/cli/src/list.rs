@@ -93,7 +93,7 @@ impl List {
             // The additional row shows whether there is a next page.
             let waits = waiting("counting chains by owner");
             let after = self.after.clone().unwrap_or_default();
-            // Whoever waits at a terminal can wait until all is counted.
+            // At a terminal there is time to count all of them.
             let owners = owners::page(after, self.limit + 1, u32::MAX, &config, &*ledger).await?;
             drop(waits);
             return self.print_owners(owners);

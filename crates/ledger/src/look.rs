@@ -96,7 +96,7 @@ pub struct OwnerCensus {
     pub quarantined: i64,
     /// Of those that tick, the late ones, as far as they were looked at.
     pub late: i64,
-    /// Whether all that tick were looked at. Else there may be more late ones.
+    /// Whether all chains that tick were looked at. If not, there may be more late ones.
     pub late_complete: bool,
     /// Failures of their entities, of the whole or of parts, of which the entities have not recovered; as far as
     /// failures were looked at.

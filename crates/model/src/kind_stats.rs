@@ -78,7 +78,7 @@ impl Spans {
         *self.0.entry(ms >> digits << digits).or_default() += 1;
     }
 
-    /// Counts all that the other has counted.
+    /// Adds the counts of another.
     pub fn add_all(&mut self, other: &Self) {
         for (ms, count) in &other.0 {
             *self.0.entry(*ms).or_default() += count;
@@ -124,7 +124,7 @@ impl KindStats {
         *self == Self { since: self.since, until: self.until, ..Self::default() }
     }
 
-    /// Counts all that the other has counted.
+    /// Adds the counts of another.
     pub fn add(&mut self, other: &Self) {
         for (end, count) in &other.ends {
             *self.ends.entry(end.clone()).or_default() += count;

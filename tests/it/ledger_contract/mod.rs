@@ -270,6 +270,26 @@ async fn a_chains_own_priority_is_in_all_its_messages() {
 }
 
 #[tokio::test]
+async fn a_claim_ahead_of_the_due_time_counts_from_the_due_time() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let due = ledger.now() + LEASE;
+        let Enrolled::Created(hint) = ledger.enroll(vec![chain("a", due)]).await.unwrap().remove(0) else { panic!() };
+        let asked = async |ahead| {
+            let request = ClaimRequest { ahead, ..ask(ledger, &hint, LEASE).await };
+            ledger.claim(request).await.unwrap()
+        };
+        assert_eq!(asked(LEASE / 2).await, Claim::Early(hint.clone()), "further ahead than may be claimed");
+        let Claim::Granted(grant) = asked(LEASE).await else { panic!("not granted") };
+        assert_eq!((grant.at, grant.due), (due, due));
+        let record = ledger.attempts(Fence(grant.fence.get() - 1), 1).await.unwrap().remove(0);
+        assert_eq!(record.started, due);
+        assert_eq!(ledger.chains("sync".into(), "a".into()).await.unwrap()[0].last_start, due);
+        assert_eq!(asked(LEASE).await, Claim::Runs, "and it is held from now on");
+    }
+}
+
+#[tokio::test]
 async fn a_tick_is_claimed_once_and_finished_once() {
     for opened in all().await {
         let ledger = &*opened.ledger;
