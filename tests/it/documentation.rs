@@ -114,6 +114,28 @@ fn defines(text: &str, name: &str) -> bool {
 }
 
 #[test]
+fn every_shape_of_the_api_has_a_name_of_its_own() {
+    // The document keeps one of two shapes with the same name, and is then wrong about the other.
+    let (mut seen, mut twice) = (BTreeSet::new(), Vec::new());
+    for file in sources(&root().join("crates")) {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let mut after_derive = false;
+        for line in text.lines() {
+            after_derive |= line.starts_with("#[derive(") && line.contains("ToSchema");
+            let Some(name) = ["pub struct ", "pub enum "].iter().find_map(|kind| line.strip_prefix(kind)) else {
+                continue;
+            };
+            let name = name.split(|c: char| !c.is_alphanumeric()).next().unwrap().to_owned();
+            if std::mem::take(&mut after_derive) && !seen.insert(name.clone()) {
+                twice.push(format!("{name} in {}", module(&file)));
+            }
+        }
+    }
+    assert!(seen.len() > 90, "only {} shapes were found", seen.len());
+    assert!(twice.is_empty(), "shapes with a name that another has: {twice:?}");
+}
+
+#[test]
 fn every_test_of_the_reference_systems_is_there() {
     let files = [sources(&root().join("crates")), sources(&root().join("tests/it"))].concat();
     let modules: Vec<(String, String)> =

@@ -44,7 +44,7 @@ pub struct KindReport {
     /// The throttles of the queues that its chains are on.
     pub throttles: BTreeSet<String>,
     /// What the attempts of the whole time came to.
-    pub attempts: Attempts,
+    pub attempts: AttemptCounts,
     /// Attempts for each minute.
     pub per_minute: PerMinute,
     /// The share of attempts that failed or are made again; null without any.
@@ -61,7 +61,7 @@ pub struct KindReport {
 
 /// How many attempts ended in which way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, ToSchema)]
-pub struct Attempts {
+pub struct AttemptCounts {
     /// The tick has run: done, retired, or cut at the end of its time box.
     pub done: u64,
     /// Failed for good.
@@ -99,7 +99,7 @@ pub struct Point {
     pub at: At,
     /// What the attempts came to.
     #[serde(flatten)]
-    pub attempts: Attempts,
+    pub attempts: AttemptCounts,
 }
 
 /// What is asked for: the steps since then, as they are now.
@@ -113,7 +113,7 @@ pub struct Period {
     pub now: Time,
 }
 
-impl Attempts {
+impl AttemptCounts {
     fn of(stats: &KindStats) -> Self {
         Self {
             done: stats.ended(DONE),
@@ -160,7 +160,7 @@ pub fn kinds(
         let on: Vec<_> = census.queues.iter().filter(|queue| queue.kinds.contains_key(kind)).collect();
         let chains = on.iter().filter_map(|queue| queue.kinds.get(kind)).sum();
         let throttle = |queue: &str| config.queues.get(queue)?.throttle.clone();
-        let attempts = Attempts::of(&all);
+        let attempts = AttemptCounts::of(&all);
         let per_minute = |count: u64| count as f64 / minutes;
         let runs = attempts.done + attempts.failed;
         let own = is_internal(kind);
@@ -187,7 +187,7 @@ pub fn kinds(
             late_ms: Quantiles::of(&all.late),
             series: buckets
                 .iter()
-                .map(|bucket| Point { at: At::of(bucket.at, calendar), attempts: Attempts::of(&bucket.stats) })
+                .map(|bucket| Point { at: At::of(bucket.at, calendar), attempts: AttemptCounts::of(&bucket.stats) })
                 .collect(),
         }
     };
@@ -202,7 +202,7 @@ pub fn of_all_kinds(buckets: &[KindBucket], calendar: &Calendar) -> Vec<Point> {
     for bucket in buckets.iter().filter(|bucket| !is_internal(&bucket.kind)) {
         all.entry(bucket.at).or_default().add(&bucket.stats);
     }
-    all.into_iter().map(|(at, stats)| Point { at: At::of(at, calendar), attempts: Attempts::of(&stats) }).collect()
+    all.into_iter().map(|(at, stats)| Point { at: At::of(at, calendar), attempts: AttemptCounts::of(&stats) }).collect()
 }
 
 #[cfg(test)]
@@ -242,7 +242,7 @@ mod tests {
         let names: Vec<(&str, bool)> = reports.iter().map(|report| (report.kind.as_str(), report.own)).collect();
         assert_eq!(names, [("gone", false), ("idle", false), ("sync", false), ("roundelay.history", true)]);
         let sync = &reports[2];
-        assert_eq!(sync.attempts, Attempts { done: 4, failed: 1, retried: 3, other: 9 });
+        assert_eq!(sync.attempts, AttemptCounts { done: 4, failed: 1, retried: 3, other: 9 });
         // Two minutes, for it began then.
         assert_eq!(sync.per_minute, PerMinute { done: 2.0, failed: 0.5, retried: 1.5 });
         assert_eq!((sync.failure_rate, sync.left_out), (Some(0.5), 2));
