@@ -186,7 +186,8 @@ HANDLER
   roster pull p 30
   roster flaky x 40
   roster report r 6
-  ROUNDELAY_LOG=info ROUNDELAY_LOG_FORMAT=json "$roundelay" worker --config "$scratch/roundelay.toml" 2>"$scratch/serve.log" &
+  : >"$scratch/serve.log"
+  ROUNDELAY_LOG=info ROUNDELAY_LOG_FORMAT=json "$roundelay" worker --config "$scratch/roundelay.toml" 2>>"$scratch/serve.log" &
   pids+=($!)
   for _ in {1..300}; do
     url=$(sed -n 's/.*"api":"\([^"]*\)".*/\1/p' "$scratch/serve.log" | head -n 1)

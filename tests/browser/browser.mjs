@@ -78,7 +78,7 @@ export async function open({ width = 1_280, height = 800, theme = "light", token
 /** Goes to a screen, and waits until it is there. */
 export async function go(page, hash) {
   await page.evaluate((hash) => { location.hash = hash; }, hash);
-  await page.waitForFunction(() => !document.querySelector("main [aria-busy]")
+  await page.waitForFunction(() => !document.querySelector("main :is([aria-busy], .stale)")
     && !/^Asking…/.test(document.querySelector("main .empty")?.textContent ?? ""));
   // What the last answer has brought is drawn with the next frame.
   await page.evaluate(() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn))));

@@ -36,7 +36,7 @@ const says = async (name, pattern) => {
   return "";
 };
 
-const held = await says("the paused queue", /the queue reports is held by .*: deploy/u);
+const held = await says("the paused queue", /the queue reports is paused by .*: deploy/u);
 check("what was paused is held, and no error", held.startsWith("Held: "), held);
 const short = await says("the throttle that is too low", /pull needs 60\/min, and the throttle stock allows 30\/min/u);
 check("what is short is a warning", short.startsWith("Warning: "), short);
@@ -55,7 +55,7 @@ check("some have recovered, and some fail", recovered > 0 && recovered < failure
 const listed = await run("list", "--kind", "report");
 check("a list says held", /\bheld\b/u.test(listed.out) && !/\blate\b/u.test(listed.out), listed.out);
 const status = await run("status");
-check("status says who holds what", /the queue reports is held by .*: deploy .*roundelay queue resume reports/u.test(status.out), status.out);
+check("status says who holds what", /the queue reports is paused by .*: deploy .*roundelay queue resume reports/u.test(status.out), status.out);
 check("status says what is short", status.out.includes("pull needs 60/min"), status.out);
 const doctor = await run("doctor");
 check("the doctor finds nothing wrong with what was paused", /good +held on reports/u.test(doctor.out), doctor.out);
@@ -91,6 +91,45 @@ const leads = await bar.getAttribute("href");
 check("a bar leads to its runs", /kind=flaky/u.test(leads) && /since=/u.test(leads) && /until=/u.test(leads), leads);
 await go(page, leads);
 check("and they are those of the kind", (await page.locator("tbody tr").allTextContents()).every((row) => row.includes("flaky")));
+
+// What a figure is about is said where it stands.
+await go(page, "#/overview");
+const tile = (name) => page.locator(".tile", { hasText: name }).textContent();
+const after = `due for more than ${seen.late_after_ms / 1_000} s`;
+check("late says from when on", (await tile("Late")).includes(after), `${await tile("Late")} without “${after}”`);
+const slowest = page.locator(".facts > div", { hasText: "Slowest kind" });
+check("the slowest kind is named, and leads to Kinds", (await slowest.textContent()).includes("pull")
+  && (await slowest.locator("a").getAttribute("href")) === "#/kinds", await slowest.textContent());
+
+// Healthy chains come first: a line above them leads to the others.
+await go(page, "#/chains");
+const looks = page.locator(".looks a");
+await page.waitForFunction(() => /^\d/u.test(document.querySelector(".looks a").textContent));
+const words = await looks.allTextContents();
+check("what may need a look is counted", words.map((word) => word.replace(/^[\d,]+ /u, "")).join()
+  === "late,failing,held,paused,running,quarantined", words);
+check("six are held, and none is quarantined", words[2] === "6 held" && words[5] === "0 quarantined", words);
+check("what is none stands back", await looks.nth(5).evaluate((one) => one.classList.contains("dim"))
+  && !await looks.nth(2).evaluate((one) => one.classList.contains("dim")));
+check("what fails leads to Failures", (await looks.nth(1).getAttribute("href")) === "#/failures?recovered=false");
+await looks.nth(2).click();
+await page.waitForURL(/#\/chains\?state=held$/u);
+await go(page, "#/chains?state=held");
+check("the six are there", (await page.locator("tbody tr").count()) === 6);
+check("the line says which is shown", (await page.textContent(".looks [aria-current]")) === "6 held");
+
+// A pause, a limit that is used and a broker without delay queues are told without alarm.
+await go(page, "#/queues");
+const paused = page.locator("tr", { hasText: "reports" });
+check("a paused queue says so", /paused by .*: deploy/u.test(await paused.textContent())
+  && (await paused.locator("td").last().textContent()) === "paused", await paused.textContent());
+await go(page, "#/throttles");
+const used = page.locator(".notice", { hasText: "is used up" });
+check("a limit that is used is neither good nor bad", (await used.getAttribute("class")) === "notice calm", await used.getAttribute("class"));
+await go(page, "#/ladder");
+check("there are no delay queues", (await page.locator(".ladder li").count()) === 0 && (await page.locator(".notice.calm").count()) === 1);
+check("nothing is wrong with that", (await page.locator(".notice.warn").count()) === 0);
+check("how many sleep is said", /^\d[\d,]* chains sleep/u.test(await page.textContent(".lead")), await page.textContent(".lead"));
 
 for (const screen of SCREENS) {
   await go(page, `#/${screen}`);

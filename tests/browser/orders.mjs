@@ -87,6 +87,8 @@ async function oneChain(page, token) {
 }
 
 async function manyChains(page, token) {
+  await go(page, "#/chains?own=only");
+  check("no order looks as if it were for the engine's own chains alone", (await page.locator(".orders").count()) === 0);
   const filter = "#/chains?kind=app&text=ios";
   const paused = (n) => ({ chains }) => chains.length === n;
   await go(page, filter);
@@ -162,6 +164,8 @@ async function whatHasGoneWrong(page, token) {
 async function foresight(page) {
   await go(page, "#/foresight");
   await page.selectOption("[name=for]", "1h");
+  const begins = await page.inputValue("[data-kind=app]");
+  check("the form begins with the chains that there are", begins === "30", begins);
   await page.fill("[data-kind=sync]", "20");
   await page.click("button.primary");
   await page.waitForSelector(".chart");

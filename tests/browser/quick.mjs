@@ -15,9 +15,10 @@ const TIMES = 7;
 
 const SCREENS = ["overview", "chains", "kinds", "chains?state=late", "chains?owner=ann", "chains?text=eu%2F69", "chains/sync/eu%2F1",
   "runs", "queues", "throttles", "failures", "quarantine", "ladder", "workers", "owners", "foresight", "audit"];
-const REQUESTS = ["overview", "chains", "chains?state=late", "chains?state=running", "chains?state=paused", "chains?kind=app",
-  "chains?owner=ann", "chains?owner=corp-76", "chains?owner=ann&kind=app", "chains?queue=sync-ios", "chains?text=eu%2F69",
-  "chains?text=nowhere", "chains/sync/eu%2F1", "chains/sync/eu%2F1/attempts", "runs", "runs?kind=bad",
+const REQUESTS = ["overview", "chains", "chains?own=false", "chains?state=late", "chains?state=late&sort=late", "chains?state=running",
+  "chains?state=paused", "chains?kind=app", "chains?owner=ann", "chains?owner=corp-76", "chains?owner=ann&kind=app",
+  "chains?queue=sync-ios", "chains?text=eu%2F69",
+  "chains?text=nowhere", "chains/sync/eu%2F1", "chains/sync/eu%2F1/attempts", "runs", "runs?own=false", "runs?text=nowhere", "runs?kind=bad",
   "runs?kind=app&verdict=failed", "owners", "owners?limit=500", "queues", "throttles", "throttles/ios", "failures",
   "failures/reasons", "quarantine", "ladder", "workers", "configuration", "audit"];
 

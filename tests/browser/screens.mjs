@@ -97,7 +97,7 @@ async function keyboard() {
   await page.keyboard.press("Escape");
   await page.waitForSelector("dialog", { state: "detached" });
   await page.keyboard.press("p");
-  await page.waitForFunction(() => document.querySelector(".live").textContent.startsWith("Paused"));
+  await page.waitForFunction(() => document.querySelector(".live").textContent.startsWith("Not updating"));
   await page.keyboard.press("p");
   await page.waitForFunction(() => document.querySelector(".live").textContent.startsWith("Live"));
   await page.reload();
@@ -113,6 +113,32 @@ async function keyboard() {
   }
   check("what has the focus can be seen to have it", unseen === 0, `${unseen} of 30`);
   await clean(page, "the keyboard");
+  await page.close();
+}
+
+/** The engine's own chains are listed for who asks for them, and what has delay queues shows them. */
+async function own() {
+  const page = await open();
+  for (const screen of ["chains", "runs"]) {
+    const kinds = () => page.locator("tbody th .sub").allTextContents();
+    const whole = (all) => all.length > 0 && all.every((kind) => kind.startsWith("roundelay."));
+    await go(page, `#/${screen}`);
+    const others = await kinds();
+    check(`${screen}: the engine's own are left out`, others.length > 0 && !others.some((kind) => kind.startsWith("roundelay.")), others);
+    await page.click(".hint a");
+    await page.waitForURL(/own=only/);
+    await go(page, `#/${screen}?own=only`);
+    const found = await kinds();
+    check(`${screen}: and a link leads to them`, whole(found), found);
+    check(`${screen}: the filter says so`, (await page.locator("[name=own] option:checked").textContent()) === "nothing else");
+    await go(page, `#/${screen}?kind=${found[0]}`);
+    check(`${screen}: a kind of the engine's own is found`, whole(await kinds()), await kinds());
+  }
+  await go(page, "#/ladder");
+  check("delay queues: each has its count", (await page.locator(".ladder li").count()) > 0
+    && !(await page.textContent(".ladder")).includes("unknown"));
+  check("delay queues: nothing is wrong with them", (await page.locator(".notice").count()) === 0);
+  await clean(page, "the engine's own");
   await page.close();
 }
 
@@ -148,6 +174,12 @@ async function reading() {
   check("narrow: how many filters are set", (await page.textContent(".fold")) === "Filters: 1 set");
   await sane(page, "the filters on a phone");
   await accessible(page, "the filters on a phone");
+  const stops = page.locator(".live button");
+  check("the button that stops updates is about the page", (await stops.textContent()) === "Stop updating this page");
+  await stops.click();
+  check("and the one that undoes it, too", (await stops.textContent()) === "Update again");
+  await sane(page, "a page that is not updated");
+  await stops.click();
   check("narrow: the menu is closed", !(await page.isVisible("#nav")));
   await page.click(".menu-button");
   await page.waitForSelector("#nav", { state: "visible" });
@@ -164,5 +196,6 @@ export async function screens({ token, hostile, picture }) {
   await everyScreen(token, picture);
   await strangers(hostile);
   await keyboard();
+  await own();
   await reading();
 }

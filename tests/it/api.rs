@@ -206,6 +206,28 @@ mod run {
         assert_eq!(from["runs"][0]["started"], started, "what an answer has as a time is understood");
         served.get("/api/v1/runs?since=yesterday").await.says(400, "since=yesterday: this is no time");
         served.get("/api/v1/runs?until=2020-01-01").await.says(400, "until=2020-01-01: this is no time");
+        // The engine's own are in lists unless they are not wanted.
+        until("a chore has run", || async {
+            !got(&served, "/runs?own=only&verdict=done").await["runs"].as_array().unwrap().is_empty()
+        })
+        .await;
+        for list in ["chains", "runs"] {
+            let of = async |own: &str| {
+                let page = got(&served, &format!("/{list}?own={own}&limit=500")).await;
+                assert_eq!((&page["after"], page.get("complete")), (&json!(null), Some(&json!(true))), "{own}: {page}");
+                let rows = page[list].as_array().unwrap().iter();
+                let own = rows.clone().filter(|row| row["kind"].as_str().unwrap().starts_with("roundelay.")).count();
+                (rows.count() - own, own)
+            };
+            let (both, others, only) = (of("true").await, of("false").await, of("only").await);
+            assert!(both.0 >= 2 && both.1 >= 1, "{list}: {both:?}");
+            assert_eq!((others, only.0), ((both.0, 0), 0), "{list}");
+            assert!(only.1 >= both.1, "{list}: {only:?}, before {both:?}");
+            let name = if list == "chains" { "sort=late&state=late&own=false" } else { "kind=sync&own=only" };
+            let none = got(&served, &format!("/{list}?{name}")).await;
+            assert_eq!(none[list], json!([]), "{name}");
+        }
+        served.get("/api/v1/runs?own=maybe").await.says(400, "own");
         let row = got(&served, "/chains?text=eu/1").await["chains"][0].clone();
         assert_eq!((row["recent"].as_array().unwrap().len(), &row["recent"][0]["verdict"]), (1, &json!("done")));
 

@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-use crate::harness::{Ground, SOON, Watched, roundelay_with, until};
+use crate::harness::{Ground, SOON, Watched, on_ladder, roundelay_with, until};
 use crate::monitoring::Observed;
 use crate::served::{Served, token};
 
@@ -148,7 +148,10 @@ struct Hostile {
 /// once; so does the one that runs meanwhile.
 async fn is_parked_and_stops_nobody(hostile: Hostile) {
     let ground = Ground::rabbit().await;
-    let mut engine = Watched::attended(&ground, CONFIG).await;
+    // With native delays there are no rungs.
+    let on_rung = hostile.exchange.starts_with("roundelay.delay.");
+    let config = if on_rung { on_ladder(CONFIG) } else { CONFIG.to_owned() };
+    let mut engine = Watched::attended(&ground, &config).await;
     let mut raw = Raw::connect(&ground).await;
     let mut ticks: BTreeMap<String, i64> = BTreeMap::new();
     for key in ["a", "b", "in hand"] {

@@ -272,7 +272,7 @@ fn print(throttled: &Throttled, config: &Config) {
             also.push_str(&format!("; one every {} by its budget, until {}", rounded(apart), throttled.at(until)));
         }
         if let Some(until) = view.slow_start_until {
-            also.push_str(&format!("; reopens gently until {}", throttled.at(until)));
+            also.push_str(&format!("; slow start until {}", throttled.at(until)));
         }
         let next = throttled.from_now(view.opens);
         field("used", &format!("{label}{}; the next slot opens {next}{held}{also}", used(view)));

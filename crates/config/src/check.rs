@@ -32,7 +32,7 @@ pub const MAX_HELD: Duration = Duration::from_secs(24 * 60);
 /// So much a run may ask for at most, whatever its kind allows: all of it is one transaction.
 const MAX_SPAWNED: usize = 10_000;
 /// What the names of the engine's own kinds begin with.
-pub(super) const INTERNAL: &str = "roundelay.";
+pub const INTERNAL: &str = "roundelay.";
 /// More rungs than this are no longer cheap for the broker while nothing happens.
 const MAX_RUNGS: usize = 1_000;
 /// The longest name that AMQP carries, in bytes.

@@ -37,7 +37,7 @@ pub mod tracing;
 mod unpaced;
 
 pub use api::{ApiSettings, is_loopback};
-pub use check::{MAX_HELD, internal_kind};
+pub use check::{INTERNAL, MAX_HELD, internal_kind};
 pub use error::{ConfigError, Problem};
 pub use model::{ModelSettings, SlowSpell};
 pub use problems::{MAX_TIMEOUT, listen_address};

@@ -43,12 +43,14 @@ impl Hold {
     pub fn words(&self, calendar: &Calendar) -> String {
         let Self { what, by, at, until, why } = self;
         let (name, command) = match what {
-            Held::Queue(name) => (format!("the queue {name}"), format!("roundelay queue resume {name}")),
-            Held::Throttle(name) => (format!("the throttle {name}"), format!("roundelay throttle release {name}")),
+            Held::Queue(name) => (format!("the queue {name} is paused"), format!("roundelay queue resume {name}")),
+            Held::Throttle(name) => {
+                (format!("the throttle {name} is held"), format!("roundelay throttle release {name}"))
+            }
         };
         let at = At::of(*at, calendar);
         let until = until.map_or_else(String::new, |until| format!(" until {}", At::of(until, calendar)));
-        format!("{name} is held by {by} since {at}{until}: {why} (`{command}` lets it go on)")
+        format!("{name} by {by} since {at}{until}: {why} (`{command}` lets it go on)")
     }
 }
 
@@ -170,7 +172,7 @@ mod tests {
         let words = |queue| holds.get(queue).unwrap().words(&Calendar::default());
         assert_eq!(
             words("paused"),
-            "the queue paused is held by ann since 1970-01-01T00:16:40.000Z: deploy \
+            "the queue paused is paused by ann since 1970-01-01T00:16:40.000Z: deploy \
              (`roundelay queue resume paused` lets it go on)"
         );
         assert_eq!(

@@ -40,11 +40,12 @@ impl ChainFilter {
 /// An operator's order for chains. A run that goes on meanwhile finishes under its own claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainOrder {
-    /// Active ones stop ticking and keep their place.
+    /// Active ones stop ticking and keep their place. The engine's own, which read rosters and delete old records, go
+    /// on unless the filter names their kind.
     Pause,
     /// Paused ones tick again, at once when they are overdue.
     Resume,
-    /// They end.
+    /// They end; the engine's own do not unless the filter names their kind.
     Retire,
     /// Quarantined ones begin a new epoch, due at once, and tick again. Messages of the epoch
     /// before mean nothing any more.

@@ -53,6 +53,8 @@ pub struct RunFilter {
     pub owner: Option<String>,
     /// Those of chains on this platform queue.
     pub queue: Option<String>,
+    /// Not those of chains on this queue.
+    pub except_queue: Option<String>,
     /// Those whose reason contains this text, in capital or small letters.
     pub text: Option<String>,
     /// Those that started at this time or later.
@@ -206,11 +208,11 @@ pub trait Search {
         effort: u32,
     ) -> Result<Found<NamedAttempt, Fence>, LedgerError>;
 
-    /// How many kept failures have which reason, those with the most first.
+    /// How many kept failures have which reason, those with the most first; at most `limit` reasons.
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn reasons(&self, filter: FailureFilter) -> Result<Vec<ReasonCount>, LedgerError>;
+    async fn reasons(&self, filter: FailureFilter, limit: u32) -> Result<Vec<ReasonCount>, LedgerError>;
 
     /// Messages in quarantine with numbers below `before`, latest first.
     ///

@@ -539,7 +539,7 @@ forward! {
         read search(filter: ListFilter, after: Option<Cursor>, limit: u32, effort: u32) -> Found<Listed, Cursor>;
         read histories(fences: Vec<Fence>, limit: u32) -> Vec<Vec<AttemptRecord>>;
         read runs(filter: RunFilter, before: Option<Fence>, limit: u32, effort: u32) -> Found<NamedAttempt, Fence>;
-        read reasons(filter: FailureFilter) -> Vec<ReasonCount>;
+        read reasons(filter: FailureFilter, limit: u32) -> Vec<ReasonCount>;
         read quarantined(before: Option<i64>, limit: u32) -> Vec<QuarantinedMessage>;
         write forget_quarantined(numbers: Vec<i64>) -> u64;
         write retry_quarantined(number: i64, id: String, body: Vec<u8>) -> bool;

@@ -41,6 +41,33 @@ async fn a_paused_or_retired_chain_is_not_claimed() {
 }
 
 #[tokio::test]
+async fn an_order_for_all_chains_leaves_the_engine_s_own_alone() {
+    for opened in shared().await {
+        let ledger = &*opened.ledger;
+        let own = format!("{}history", roundelay::config::INTERNAL);
+        begun(ledger, "a").await;
+        ledger.enroll(vec![NewChain { kind: own.clone(), ..chain("attempts", ledger.now()) }]).await.unwrap();
+        let all = || ChainFilter { like: Some("a*".into()), ..ChainFilter::default() };
+        let named = || ChainFilter { kind: Some(own.clone()), ..ChainFilter::default() };
+        let ordered = async |which: ChainFilter, order| {
+            let matching = ledger.matching(which.clone(), order).await.unwrap();
+            assert_eq!(ledger.order_chains(which, order).await.unwrap(), matching, "{order:?}");
+            matching
+        };
+        assert_eq!(ordered(all(), ChainOrder::Pause).await, 1);
+        assert_eq!(ordered(named(), ChainOrder::Pause).await, 1, "its kind is named");
+        assert_eq!(ordered(all(), ChainOrder::Resume).await, 2);
+        assert_eq!(ordered(all(), ChainOrder::Retire).await, 1);
+        assert_eq!(
+            ordered(all(), ChainOrder::RecoverAll).await,
+            1,
+            "after an older copy was restored they begin anew, too"
+        );
+        assert_eq!(ordered(named(), ChainOrder::Retire).await, 1);
+    }
+}
+
+#[tokio::test]
 async fn a_chain_that_begins_anew_has_nothing_to_do_with_what_it_was() {
     for opened in all().await {
         let ledger = &*opened.ledger;

@@ -148,7 +148,7 @@ struct Made {
 
 impl Made {
     fn fits(&self, filter: &RunFilter) -> bool {
-        let RunFilter { verdict, kind, key, owner, queue, text, since, until } = filter;
+        let RunFilter { verdict, kind, key, owner, queue, except_queue, text, since, until } = filter;
         let is = |wanted: &Option<String>, is: Option<&str>| wanted.is_none() || wanted.as_deref() == is;
         let (reason, text) =
             (self.reason.unwrap_or_default().to_lowercase(), text.as_ref().map(|text| text.to_lowercase()));
@@ -157,6 +157,7 @@ impl Made {
             && is(key, self.chain.map(|(_, key, ..)| key))
             && is(owner, self.chain.and_then(|(.., owner, _)| owner))
             && is(queue, self.chain.map(|(.., queue)| queue))
+            && (except_queue.is_none() || !is(except_queue, self.chain.map(|(.., queue)| queue)))
             && text.is_none_or(|text| reason.contains(&text))
             && since.is_none_or(|since| self.started >= since)
             && until.is_none_or(|until| self.started < until)
@@ -234,6 +235,8 @@ async fn runs_are_found_by_all_that_a_filter_can_say_and_none_is_left_out() {
             RunFilter { owner: of("red"), ..all() },
             RunFilter { queue: of("work"), verdict: of("done"), ..all() },
             RunFilter { queue: of("none"), ..all() },
+            RunFilter { except_queue: of("work"), ..all() },
+            RunFilter { except_queue: of("work"), ..name() },
             RunFilter { text: of("bUSY"), ..all() },
             RunFilter { text: of("50%_"), ..all() },
             RunFilter { text: of("5_%"), ..all() },
@@ -323,9 +326,15 @@ async fn failures_are_counted_by_their_reasons() {
         let (busy, none) = (count(Some("busy"), 2, 1, 3, "HTTP 503 from de"), count(None, 0, 1, 4, "no idea"));
         // Without a code, by what the reason begins with.
         let absent = count(None, 0, 2, 6, "HTTP 404 Not Found: no e");
-        assert_eq!(ledger.reasons(FailureFilter::default()).await.unwrap(), [busy, absent, none]);
+        assert_eq!(ledger.reasons(FailureFilter::default(), 10).await.unwrap(), [busy, absent, none]);
+        let first = ledger.reasons(FailureFilter::default(), 1).await.unwrap();
+        assert_eq!(
+            first.iter().map(|of| of.code.as_deref()).collect::<Vec<_>>(),
+            [Some("busy")],
+            "those with the most"
+        );
         let of_a = FailureFilter { key: Some("a".into()), ..FailureFilter::default() };
-        assert_eq!(ledger.reasons(of_a).await.unwrap(), [count(Some("busy"), 1, 0, 1, "HTTP 503 from us")]);
+        assert_eq!(ledger.reasons(of_a, 10).await.unwrap(), [count(Some("busy"), 1, 0, 1, "HTTP 503 from us")]);
     }
 }
 
@@ -348,7 +357,7 @@ async fn an_entity_that_has_worked_since_its_failure_has_recovered() {
         let told = async || {
             let census = ledger.census(SLACK).await.unwrap();
             let failing = ledger.failed(failing(), None, 10).await.unwrap();
-            let reasons = ledger.reasons(FailureFilter::default()).await.unwrap();
+            let reasons = ledger.reasons(FailureFilter::default(), 10).await.unwrap();
             let latest = ledger.failures(10).await.unwrap();
             let keys = failing.into_iter().map(|failure| failure.key).collect::<Vec<_>>();
             (census.failures, census.recovered, keys, reasons[0].recovered, latest.last().unwrap().recovered)

@@ -23,7 +23,7 @@ use crate::api::detail::Detail;
 use crate::api::state::Api;
 use crate::inspect::chain::{AttemptReport, Entity, attempts as attempts_of, look, mark_manual};
 use crate::inspect::chains;
-use crate::inspect::chains::{ChainRow, ChainSearch, State as ChainState};
+use crate::inspect::chains::{ChainRow, ChainSearch, Own, State as ChainState};
 use crate::operate::chain;
 
 /// How many attempts are answered with a chain.
@@ -45,6 +45,9 @@ pub struct ListQuery {
     /// Chains whose key contains this text. If the text has `*` (anything) or `?` (one character), chains whose whole
     /// key matches the pattern.
     text: Option<String>,
+    /// The engine's own chains: `true` (the default) has them in the list, `false` leaves them out, and `only` has
+    /// nothing else.
+    own: Option<Own>,
     /// The order of the chains; absent: by kind and key.
     sort: Option<Sort>,
     /// How many rows a page has; 50 by default, at most 500.
@@ -91,9 +94,9 @@ impl ChainPage {
 #[utoipa::path(get, path = "/chains", tag = "chains", params(ListQuery),
     responses((status = 200, description = "A page of chains", body = ChainPage)))]
 pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<ChainPage>> {
-    let ListQuery { kind, owner, queue, state, text, sort, limit, after } = wanted;
+    let ListQuery { kind, owner, queue, state, text, own, sort, limit, after } = wanted;
     let (limit, after, config) = (page::size(limit)?, after.as_deref(), api.config());
-    let sought = ChainSearch { kind, owner, queue, text, state };
+    let sought = ChainSearch { kind, owner, queue, text, state, own: own.unwrap_or_default() };
     match sort {
         None => {
             let found = chains::page(&sought, page::decode_cursor(after)?, limit, &config, api.ledger()).await?;
@@ -254,7 +257,7 @@ pub async fn act(
             "filter.state: while something is held, late and held chains cannot be told apart here; filter by queue";
         return Err(Problem::unprocessable(words));
     }
-    let sought = ChainSearch { kind, owner, queue, text, state };
+    let sought = ChainSearch { kind, owner, queue, text, state, own: Own::Too };
     let which = sought.which(&config, api.ledger().now());
     let which = which
         .ok_or_else(|| Problem::unprocessable("filter.state: what runs changes all the time; filter otherwise"))?;

@@ -121,21 +121,27 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) 
     Ok(Json(Failed { failures, after: place }))
 }
 
+/// How many reasons an answer has. Handlers that put what is different each time into their reasons make one of each.
+const MAX_REASONS: u32 = 500;
+
 /// Failures by their reasons.
 #[derive(Serialize, ToSchema)]
 pub struct Reasons {
-    /// The reasons, with the most failures first.
+    /// The reasons, with the most failures first; at most 500.
     reasons: Vec<ReasonRow>,
+    /// Whether these are all.
+    complete: bool,
 }
 
 /// Counts failures by their reasons.
 #[utoipa::path(get, path = "/failures/reasons", tag = "failures", params(FailedFilter),
-    responses((status = 200, description = "All reasons", body = Reasons)))]
+    responses((status = 200, description = "The reasons", body = Reasons)))]
 pub async fn reasons(State(api): State<Arc<Api>>, Query(filter): Query<FailedFilter>) -> Result<Json<Reasons>> {
-    let reasons = api.counting().reasons(filter.for_reading()).await?;
-    Ok(Json(Reasons {
-        reasons: reasons.into_iter().map(|count| ReasonRow::of(count, &api.ledger().calendar())).collect(),
-    }))
+    let mut reasons = api.counting().reasons(filter.for_reading(), MAX_REASONS + 1).await?;
+    let complete = reasons.len() <= MAX_REASONS as usize;
+    reasons.truncate(MAX_REASONS as usize);
+    let reasons = reasons.into_iter().map(|count| ReasonRow::of(count, &api.ledger().calendar())).collect();
+    Ok(Json(Reasons { reasons, complete }))
 }
 
 /// What to do with failures.

@@ -14,6 +14,7 @@ use super::page;
 use super::problem::Result;
 use crate::api::state::Api;
 use crate::inspect::chain::AttemptReport;
+use crate::inspect::chains::Own;
 
 /// Which attempts, and which page of them.
 #[derive(Deserialize, IntoParams)]
@@ -31,6 +32,9 @@ pub struct ListQuery {
     owner: Option<String>,
     /// Attempts of chains on this platform queue.
     queue: Option<String>,
+    /// Attempts of the engine's own chains: `true` (the default) has them in the list, `false` leaves them out, and
+    /// `only` has nothing else.
+    own: Option<Own>,
     /// Attempts whose reason contains this text, in capital or small letters.
     text: Option<String>,
     /// Attempts that started at this time or later: a time in RFC 3339, milliseconds since 1970, or a duration, which
@@ -62,17 +66,19 @@ pub struct Runs {
 #[utoipa::path(get, path = "/runs", tag = "chains", params(ListQuery),
     responses((status = 200, description = "A page of attempts", body = Runs)))]
 pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) -> Result<Json<Runs>> {
-    let ListQuery { verdict, kind, key, owner, queue, text, since, until, limit, after } = wanted;
+    let ListQuery { verdict, kind, key, owner, queue, own, text, since, until, limit, after } = wanted;
     let (limit, before) = (page::size(limit)?, page::decode_cursor::<Fence>(after.as_deref())?);
     let said = |text: Option<String>| text.filter(|text| !text.is_empty());
     let (now, calendar) = (api.ledger().now(), api.ledger().calendar());
     let time = |field, text| said(text).map(|text| moment(field, &text, now, &calendar)).transpose();
+    let (own, chores) = (own.unwrap_or_default(), api.config().topology().names.chores());
     let filter = RunFilter {
         verdict: said(verdict),
         kind: said(kind),
         key: said(key),
         owner: said(owner),
-        queue: said(queue),
+        queue: own.of(said(queue), &chores),
+        except_queue: own.except(chores),
         text: said(text),
         since: time("since", since)?,
         until: time("until", until)?,

@@ -1,6 +1,6 @@
 //! Lists of chains, a row each.
 
-use roundelay_config::Config;
+use roundelay_config::{Config, INTERNAL, is_internal};
 use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::{by_name, schedules};
@@ -151,6 +151,41 @@ pub struct ChainSearch {
     pub text: Option<String>,
     /// Chains in this state.
     pub state: Option<State>,
+    /// Whether the engine's own chains are among them.
+    pub own: Own,
+}
+
+/// What a list has of the engine's own chains, whose kinds begin with `roundelay.`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub enum Own {
+    /// They are in the list with the others.
+    #[default]
+    #[serde(rename = "true")]
+    Too,
+    /// They are left out.
+    #[serde(rename = "false")]
+    Not,
+    /// The list has nothing else.
+    #[serde(rename = "only")]
+    Only,
+}
+
+impl Own {
+    /// The queue that the list is about, where `queue` was asked for and the engine's own chains are on `chores`.
+    pub fn of(self, queue: Option<String>, chores: &str) -> Option<String> {
+        queue.or_else(|| (self == Self::Only).then(|| chores.to_owned()))
+    }
+
+    /// The queue that the list leaves out.
+    pub fn except(self, chores: String) -> Option<String> {
+        (self == Self::Not).then_some(chores)
+    }
+
+    /// The queues that the list is about.
+    fn queues(self, config: &Config) -> Vec<String> {
+        let others = config.queues.keys().filter(|_| self != Self::Only).cloned();
+        others.chain((self != Self::Not).then(|| config.topology().names.chores())).collect()
+    }
 }
 
 /// The state of chains to search for.
@@ -185,7 +220,7 @@ impl ChainSearch {
             key: None,
             owner: said(&self.owner),
             like: said(&self.text).map(pattern),
-            queue: said(&self.queue),
+            queue: self.own.of(said(&self.queue), &config.topology().names.chores()),
             late_before: match self.state {
                 Some(State::Late) => Some(now - config.catch_up.slack),
                 // What is due is held at once.
@@ -232,11 +267,17 @@ pub async fn page(
 ) -> Result<Found<ChainRow, Cursor>, LedgerError> {
     let (now, calendar) = (ledger.now(), ledger.calendar());
     let filter = sought.filter(config, now);
+    // The ledger's order is that of kinds, so the engine's own chains are all at one place.
+    let own = (sought.own == Own::Only && sought.kind.is_none()).then(|| (INTERNAL.to_owned(), String::new()));
+    let after = after.max(own);
     let Found { mut found, after: on, complete } = ledger.search(filter.clone(), after.clone(), limit, EFFORT).await?;
     let (mut more, mut complete) = (on, complete);
+    found.retain(|chain| sought.own != Own::Not || !is_internal(&chain.hint.kind));
+    if sought.own == Own::Only && more.as_ref().is_some_and(|(kind, _)| !is_internal(kind)) {
+        (more, complete) = (None, true);
+    }
     if matches!(sought.state, Some(State::Late | State::Held)) {
-        let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
-        let slept = overslept::look(ledger, queues, &schedules(config)).await?;
+        let slept = overslept::look(ledger, sought.own.queues(config), &schedules(config)).await?;
         let fitting = found.len() + slept.len();
         let mut late = overslept::among(found, slept, &filter, (after.as_ref(), more.as_ref()), fitting, by_name);
         if late.len() > limit as usize {
@@ -276,11 +317,12 @@ pub async fn longest_late(
     let sought = ChainSearch { state: Some(State::Late), ..sought.clone() };
     let filter = sought.filter(config, now);
     let holds = Holds::look(config, ledger).await?;
-    let found = counting.longest_late(filter.clone(), holds.queues(), after, limit).await?;
+    let mut except = holds.queues();
+    except.extend(sought.own.except(config.topology().names.chores()));
+    let found = counting.longest_late(filter.clone(), except, after, limit).await?;
     let last = found.last().map(|last| overslept::by_lateness(last, last.hint.due));
     let mut more = last.filter(|_| found.len() >= limit as usize);
-    let queues = config.queues.keys().cloned().chain([config.topology().names.chores()]);
-    let mut slept = overslept::look(ledger, queues, &schedules(config)).await?;
+    let mut slept = overslept::look(ledger, sought.own.queues(config), &schedules(config)).await?;
     slept.retain(|of| holds.get(&of.chain.hint.queue).is_none());
     let fitting = found.len() + slept.len();
     let mut late =

@@ -12,7 +12,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::format::{Late, rough};
-use super::kinds::{Point, of_all_kinds};
+use super::kinds::{Point, SlowKind, of_all_kinds, slowest};
 use super::queues::{QueueFacts, QueueReport};
 use super::status_cache::{Facts, ThrottledNow};
 use super::workers::state;
@@ -36,6 +36,8 @@ pub struct Overview {
     pub quarantined_messages: i64,
     /// How many one-off jobs the ledger keeps.
     pub kept_jobs: i64,
+    /// How long after its due time a chain becomes late, in milliseconds (`catch_up.slack`).
+    pub late_after_ms: u64,
     /// When the longest overdue chain was due.
     pub oldest_due: Option<At>,
     /// Starts of runs.
@@ -44,6 +46,9 @@ pub struct Overview {
     pub attempts: Vec<Point>,
     /// How late starts were in the last ten seconds, on the worker with the latest ones.
     pub late_ms: Option<Late>,
+    /// The kind whose starts were latest in the last ten minutes; null without any. A kind with many starts hides it in
+    /// `late_ms`.
+    pub slowest: Option<SlowKind>,
     /// The number of workers, by state.
     pub workers: WorkerCounts,
     /// Why the broker could not be asked; null when it was.
@@ -210,6 +215,7 @@ pub fn overview(facts: &Facts, config: &Config) -> Overview {
         recovered: census.recovered,
         quarantined_messages: census.quarantined_messages,
         kept_jobs: census.kept_jobs,
+        late_after_ms: u64::try_from(config.catch_up.slack.as_millis()).unwrap_or(u64::MAX),
         oldest_due: census.oldest_due().map(|at| At::of(at, calendar)),
         starts: Starts {
             per_second: *per_second,
@@ -218,6 +224,7 @@ pub fn overview(facts: &Facts, config: &Config) -> Overview {
         },
         attempts: of_all_kinds(&facts.kinds, calendar),
         late_ms: recent_late.map(|late: Lateness| late.into()),
+        slowest: slowest(&facts.kinds, *now),
         workers: of_workers,
         broker_why: asked.error().map(str::to_owned),
         troubles: troubles(facts, census, &chains, of_workers, config),
@@ -252,7 +259,7 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
         let (name, waiting) = (&queue.queue, queue.due);
         if let Some(paused) = &queue.paused {
             let (by, at, why) = (&paused.by, paused.at, &paused.why);
-            say(Level::Held, "queues", format!("the queue {name} is held by {by} since {at}: {why}{}", held(&queue)));
+            say(Level::Held, "queues", format!("the queue {name} is paused by {by} since {at}: {why}{}", held(&queue)));
         } else if queue.consumers == Some(0) && (queue.ready.unwrap_or(0) > 0 || waiting > 0) {
             say(
                 Level::Error,
@@ -444,7 +451,7 @@ mod tests {
         let lines = told(&all);
         for words in [
             "no worker consumes the queue work, where 2 chains are due",
-            "the queue side is held by ann since 1970-01-01T00:00:50.000Z: down",
+            "the queue side is paused by ann since 1970-01-01T00:00:50.000Z: down",
             "the throttle ios is used up",
             "4 messages on roundelay.quarantine cannot be used",
         ] {

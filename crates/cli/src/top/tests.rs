@@ -392,7 +392,7 @@ fn a_wide_terminal_has_more_columns_and_tables_side_by_side() {
                 "its highest p99 late 7ms, and the last hour, with 7ms at its highest",
                 "oldest due since 03:10:00 (2m 44s ago) ERROR no worker consumes the queue sync-ios, where 40 chains",
                 "2 queues warning 2 entities",
-                "queue state due late held ready running starts/s p99 late held the queue sync-android is held by",
+                "queue state due late held ready running starts/s p99 late held the queue sync-android is paused by",
                 "sync-ios NO CONS. 40 12 0 37 3/0 1.5 7ms",
                 "1 throttle worker state heard of up running for a slot starts/s p99 late",
                 "throttle state starts/s limit wait why 4711-8c1f0a2b3c4d5e6f working 3s 2h 3m 3/16 2 1.5 7ms",
@@ -734,7 +734,7 @@ const TALL: &str = r#"
  warning  the throttle ios lets one start at a time try: the next slot opens in
           less than 1s, 2 wait
  warning  2 entities or parts of them are failing
- held     the queue sync-android is held by ann@ops since
+ held     the queue sync-android is paused by ann@ops since
           2026-03-01T03:09:24.000Z: they are down␛[31m
 
  2 queues

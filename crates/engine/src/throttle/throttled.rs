@@ -150,9 +150,9 @@ impl Throttled {
             .iter()
             .map(|(window, used)| format!("{used} of {} in {}", window.allow, short_duration(window.per)))
             .collect();
-        let gently = view.slow_start_until.map_or_else(String::new, |until| {
-            format!(", since it was held before and reopens gently until {}", self.at(until))
-        });
+        let gently = view
+            .slow_start_until
+            .map_or_else(String::new, |until| format!(", in its slow start after a hold, until {}", self.at(until)));
         Some(format!("{what} is used up ({}){gently}: {next}", used.join(", ")))
     }
 
@@ -282,7 +282,7 @@ mod tests {
             ),
             (
                 throttled("burst = 3", &[""], &[asked(999 * S)], 2, &[]),
-                Some("the throttle ios is used up (1 of 6 in 60s), since it was held before and reopens gently until"),
+                Some("the throttle ios is used up (1 of 6 in 60s), in its slow start after a hold, until"),
             ),
             (throttled(keyed, &[], &[], 0, &[]), None),
             (throttled(keyed, &[], &[], 0, &[hold()]), Some("the throttle ios is held until ")),

@@ -28,11 +28,14 @@ const TRIES: u32 = 5;
 /// Members of a batch go with its chain.
 macro_rules! sql {
     ($head:literal, $state:literal $(, $tail:literal)?) => {
+        sql!($head, ($state) $(, $tail)?)
+    };
+    ($head:literal, ($($state:tt)*) $(, $tail:literal)?) => {
         concat!(
             "WITH now AS MATERIALIZED (SELECT ledger_millis() AS ms) ",
             $head,
             " ",
-            $state,
+            $($state)*,
             " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2) ",
             "AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4) ",
             "AND ($5::text IS NULL OR queue = $5) AND ($6::int8 IS NULL OR ",
@@ -44,11 +47,18 @@ macro_rules! sql {
     };
 }
 
+/// Those in this state, but the engine's own only if their kind is named.
+macro_rules! not_own {
+    ($state:literal) => {
+        concat!($state, " AND ($1::text IS NOT NULL OR kind NOT LIKE 'roundelay.%')")
+    };
+}
+
 /// What an order does, in this order, in one transaction. First it locks the chains in the order of their epochs, as
 /// every transaction does; the statements that follow change just these.
 fn statements(order: ChainOrder) -> Vec<&'static str> {
     macro_rules! lock {
-        ($state:literal) => {
+        ($state:tt) => {
             sql!("SELECT epoch FROM chains WHERE", $state, "ORDER BY epoch FOR UPDATE")
         };
     }
@@ -74,7 +84,9 @@ fn statements(order: ChainOrder) -> Vec<&'static str> {
         };
     }
     match order {
-        ChainOrder::Pause => vec![lock!("state = 0"), sql!("UPDATE chains SET state = 1 WHERE", "state = 0")],
+        ChainOrder::Pause => {
+            vec![lock!((not_own!("state = 0"))), sql!("UPDATE chains SET state = 1 WHERE", (not_own!("state = 0")))]
+        }
         ChainOrder::Resume => vec![
             lock!("state = 1"),
             sql!(
@@ -86,7 +98,7 @@ fn statements(order: ChainOrder) -> Vec<&'static str> {
             ),
         ],
         ChainOrder::Retire => vec![
-            lock!("state <> 2"),
+            lock!((not_own!("state <> 2"))),
             // The members of their batches are not wanted any more. A run of one cannot be finished. Only these are
             // looked at: chains that have ended before are very many in the end, and wait for nothing.
             sql!(
@@ -94,7 +106,7 @@ fn statements(order: ChainOrder) -> Vec<&'static str> {
                 "state <> 2 AND batch_total > 0",
                 ")"
             ),
-            sql!("UPDATE chains SET state = 2, batch_open = 0, batch_total = 0 WHERE", "state <> 2"),
+            sql!("UPDATE chains SET state = 2, batch_open = 0, batch_total = 0 WHERE", (not_own!("state <> 2"))),
         ],
         ChainOrder::Recover => [vec![lock!("state = 3")], recover!("state = 3")].concat(),
         ChainOrder::RecoverAll => {
@@ -185,10 +197,10 @@ impl Reader {
 
     pub(super) async fn matching(&self, which: ChainFilter, order: ChainOrder, now: Time) -> Result<u64> {
         macro_rules! count {
-            ($state:literal) => {
+            ($($state:tt)*) => {
                 concat!(
                     "SELECT count(*) FROM chains WHERE ",
-                    $state,
+                    $($state)*,
                     " AND ($1::text IS NULL OR kind = $1) AND ($2::text IS NULL OR key = $2)
                       AND ($3::text IS NULL OR owner = $3) AND ($4::text IS NULL OR key LIKE $4)
                       AND ($5::text IS NULL OR queue = $5)
@@ -200,9 +212,10 @@ impl Reader {
             };
         }
         let sql = match order {
-            ChainOrder::Pause => count!("state = 0"),
+            ChainOrder::Pause => count!(not_own!("state = 0")),
             ChainOrder::Resume => count!("state = 1"),
-            ChainOrder::Retire | ChainOrder::RecoverAll => count!("state <> 2"),
+            ChainOrder::Retire => count!(not_own!("state <> 2")),
+            ChainOrder::RecoverAll => count!("state <> 2"),
             ChainOrder::Recover => count!("state = 3"),
         };
         let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;

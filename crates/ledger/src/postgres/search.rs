@@ -64,7 +64,7 @@ macro_rules! fitting {
             ") a LEFT JOIN chains c ON c.epoch = a.epoch
              WHERE ($4::text IS NULL OR c.kind = $4) AND ($5::text IS NULL OR c.key = $5)
                AND ($6::text IS NULL OR a.verdict = $6) AND ($7::text IS NULL OR c.owner = $7)
-               AND ($8::text IS NULL OR c.queue = $8)
+               AND ($8::text IS NULL OR c.queue = $8) AND ($13::text IS NULL OR c.queue IS DISTINCT FROM $13)
                AND ($9::text IS NULL OR strpos(lower(a.reason), lower($9)) > 0)
                AND ($10::int8 IS NULL OR a.started >= $10) AND ($11::int8 IS NULL OR a.started < $11)
              ORDER BY a.fence DESC LIMIT $12"
@@ -211,11 +211,24 @@ impl Search for PostgresLedger {
             }
             (fitting!(all_attempts!()), last_looked_at!(all_attempts!()), after.get())
         };
-        let RunFilter { verdict, kind, key, owner, queue, text, since, until } = filter;
+        let RunFilter { verdict, kind, key, owner, queue, except_queue, text, since, until } = filter;
         let (before, most) = (before.get(), i64::from(limit));
         let (since, until) = (since.map(Time::as_millis), until.map(Time::as_millis));
-        let parameters: [&(dyn ToSql + Sync); 12] =
-            [&before, &effort, &end, &kind, &key, &verdict, &owner, &queue, &text, &since, &until, &most];
+        let parameters: [&(dyn ToSql + Sync); 13] = [
+            &before,
+            &effort,
+            &end,
+            &kind,
+            &key,
+            &verdict,
+            &owner,
+            &queue,
+            &text,
+            &since,
+            &until,
+            &most,
+            &except_queue,
+        ];
         let found = self.reader.rows(fitting, &parameters, named).await?;
         if found.len() >= limit as usize {
             let last = found.last().map(|last| last.record.fence);
@@ -226,7 +239,7 @@ impl Search for PostgresLedger {
         Ok(Found::new(found, limit, last.is_some(), last))
     }
 
-    async fn reasons(&self, filter: FailureFilter) -> Result<Vec<ReasonCount>> {
+    async fn reasons(&self, filter: FailureFilter, limit: u32) -> Result<Vec<ReasonCount>> {
         let sql = concat!(
             "SELECT f.kind, f.code, f.permanent, count(*) FILTER (WHERE f.item <> ''),
                     count(*) FILTER (WHERE f.item = ''), max(f.last_at), (array_agg(f.reason ORDER BY f.last_at DESC))[1],
@@ -236,11 +249,14 @@ impl Search for PostgresLedger {
              FROM failures f WHERE ",
             fits!(),
             " GROUP BY f.kind, f.code, f.permanent, CASE WHEN f.code IS NULL THEN left(split_part(f.reason, ':', 1), 60) END
-              ORDER BY count(*) DESC, f.kind, f.code NULLS FIRST, f.permanent, max(f.last_at)"
+              ORDER BY count(*) DESC, f.kind, f.code NULLS FIRST, f.permanent, max(f.last_at)
+              LIMIT $9"
         );
         let FailureFilter { kind, key, like, owner, item, code, permanent, recovered } = filter;
         let like = like.as_deref().map(sql_like);
-        let parameters: [&(dyn ToSql + Sync); 8] = [&kind, &key, &like, &owner, &item, &code, &permanent, &recovered];
+        let limit = i64::from(limit);
+        let parameters: [&(dyn ToSql + Sync); 9] =
+            [&kind, &key, &like, &owner, &item, &code, &permanent, &recovered, &limit];
         let reason = |row: &Row| {
             Ok(ReasonCount {
                 kind: row.try_get(0)?,

@@ -33,6 +33,9 @@ pub(super) fn which_of(which: &ChainFilter) -> String {
     format!("{WHICH}{name}{owner}")
 }
 
+/// The engine's own chains are left out unless their kind is named.
+const NOT_OWN: &str = "(?1 IS NOT NULL OR kind NOT GLOB 'roundelay.*')";
+
 /// The chains of a name, and the members of their batches. `parent <> 0` is implied, and said because SQLite uses the
 /// partial index `chains_by_parent` only where the query repeats the index's condition.
 const OF_NAME: &str = "SELECT epoch FROM chains WHERE kind = ?1 AND key = ?2
@@ -65,12 +68,12 @@ impl Store {
         }
         let parameters = params![kind, key, owner, like, queue, late_before, state, now];
         let states = match order {
-            ChainOrder::Pause => "1 WHERE state = 0",
+            ChainOrder::Pause => &format!("1 WHERE state = 0 AND {NOT_OWN}"),
             ChainOrder::Resume => {
                 "0, sent = iif(batch_open > 0, sent, 0), looks = 0, expected = max(due, ?8),
                  watch_at = iif(batch_open > 0, watch_at, ?8) WHERE state = 1"
             }
-            ChainOrder::Retire => "2, batch_open = 0, batch_total = 0 WHERE state <> 2",
+            ChainOrder::Retire => &format!("2, batch_open = 0, batch_total = 0 WHERE state <> 2 AND {NOT_OWN}"),
             ChainOrder::Recover => return self.recover(which, "state = 3", at),
             ChainOrder::RecoverAll => {
                 // The ticks that follow in the epoch of a manual run that is over may have run since the copy: the next
@@ -147,9 +150,10 @@ impl Store {
 
     pub fn matching(&self, which: &ChainFilter, order: ChainOrder, now: Time) -> Result<u64> {
         let states = match order {
-            ChainOrder::Pause => "state = 0",
+            ChainOrder::Pause => &format!("state = 0 AND {NOT_OWN}"),
             ChainOrder::Resume => "state = 1",
-            ChainOrder::Retire | ChainOrder::RecoverAll => "state <> 2",
+            ChainOrder::Retire => &format!("state <> 2 AND {NOT_OWN}"),
+            ChainOrder::RecoverAll => "state <> 2",
             ChainOrder::Recover => "state = 3",
         };
         let ChainFilter { kind, key, owner, like, queue, late_before, state } = which;

@@ -171,7 +171,7 @@ impl Store {
         Ok(border)
     }
 
-    fn reasons(&self, filter: &FailureFilter) -> Result<Vec<ReasonCount>> {
+    fn reasons(&self, filter: &FailureFilter, limit: u32) -> Result<Vec<ReasonCount>> {
         // With max(), SQLite takes the other columns of a group from the row that has it.
         let sql = format!(
             "SELECT f.kind, f.code, f.permanent, count(*) FILTER (WHERE f.item <> ''), count(*) FILTER (WHERE f.item = ''),
@@ -179,24 +179,25 @@ impl Store {
              FROM failures f WHERE {FITS}
              GROUP BY f.kind, f.code, f.permanent,
                       iif(f.code IS NULL, substr(substr(f.reason, 1, instr(f.reason || ':', ':') - 1), 1, 60), NULL)
-             ORDER BY count(*) DESC, f.kind, f.code, f.permanent, max(f.last_at)"
+             ORDER BY count(*) DESC, f.kind, f.code, f.permanent, max(f.last_at) LIMIT ?9"
         );
         let FailureFilter { kind, key, like, owner, item, code, permanent, recovered } = filter;
         let like = like.as_deref().map(sqlite_glob);
         let mut select = self.connection.prepare_cached(&sql)?;
-        let rows = select.query_map(params![kind, key, like, owner, item, code, permanent, recovered], |row| {
-            let count = |column| row.get::<_, i64>(column).map(i64::unsigned_abs);
-            Ok(ReasonCount {
-                kind: row.get(0)?,
-                code: row.get(1)?,
-                permanent: row.get(2)?,
-                parts: count(3)?,
-                wholes: count(4)?,
-                last_at: time(row, 5)?,
-                example: row.get(6)?,
-                recovered: count(7)?,
-            })
-        })?;
+        let rows =
+            select.query_map(params![kind, key, like, owner, item, code, permanent, recovered, limit], |row| {
+                let count = |column| row.get::<_, i64>(column).map(i64::unsigned_abs);
+                Ok(ReasonCount {
+                    kind: row.get(0)?,
+                    code: row.get(1)?,
+                    permanent: row.get(2)?,
+                    parts: count(3)?,
+                    wholes: count(4)?,
+                    last_at: time(row, 5)?,
+                    example: row.get(6)?,
+                    recovered: count(7)?,
+                })
+            })?;
         rows.collect()
     }
 
@@ -266,11 +267,14 @@ impl<'a> Looking<'a> {
     }
 
     fn fits(&self, row: &Row<'_>) -> Result<bool> {
-        let RunFilter { verdict, kind, key, owner, queue, text: _, since, until } = self.filter;
+        let RunFilter { verdict, kind, key, owner, queue, except_queue, text: _, since, until } = self.filter;
         for (wanted, column) in [(verdict, VERDICT), (kind, KIND), (key, KEY), (owner, OWNER), (queue, QUEUE)] {
             if wanted.is_some() && row.get_ref(column)?.as_str_or_null()? != wanted.as_deref() {
                 return Ok(false);
             }
+        }
+        if except_queue.is_some() && row.get_ref(QUEUE)?.as_str_or_null()? == except_queue.as_deref() {
+            return Ok(false);
         }
         let started = time(row, STARTED)?;
         if since.is_some_and(|since| started < since) || until.is_some_and(|until| started >= until) {
@@ -309,8 +313,8 @@ impl Search for SqliteLedger {
         self.read(move |store| store.runs(&filter, before, limit, effort)).await
     }
 
-    async fn reasons(&self, filter: FailureFilter) -> Result<Vec<ReasonCount>, LedgerError> {
-        self.read(move |store| store.reasons(&filter)).await
+    async fn reasons(&self, filter: FailureFilter, limit: u32) -> Result<Vec<ReasonCount>, LedgerError> {
+        self.read(move |store| store.reasons(&filter, limit)).await
     }
 
     async fn quarantined(&self, before: Option<i64>, limit: u32) -> Result<Vec<QuarantinedMessage>, LedgerError> {

@@ -237,7 +237,7 @@ function body(screen) {
   }
 }
 
-const STATES = { live: "Live", paused: "Paused", reconnecting: "Reconnecting", asleep: "Asleep" };
+const STATES = { live: "Live", paused: "Not updating", reconnecting: "Reconnecting", asleep: "Asleep" };
 
 function bar() {
   // Whole seconds: tenths would flicker.
@@ -251,7 +251,8 @@ function bar() {
       h("span", { class: "pulse", "aria-hidden": "true" }),
       h("span", null, h("strong", null, STATES[live.state]), heard && h("span", { class: "heard" }, `, ${live.state === "live" ? "" : "last "}${heard}`)),
       h("span", { class: "unseen-text", role: "status" }, STATES[live.state]),
-      button(isPaused() ? "Update the page" : "Freeze the page", togglePause, { class: "quiet", "aria-keyshortcuts": "p", title: "Key: p" })),
+      button(isPaused() ? "Update again" : "Stop updating this page", togglePause,
+        { class: "quiet", "aria-keyshortcuts": "p", title: "Only this page: nothing else stops. Key: p" })),
     button(zoneName(), () => prefer("zone", preferences.zone === "utc" ? "local" : "utc"),
       { class: "quiet zone", title: "All times are shown in this zone; press to change it", "aria-label": `Times are ${zoneName()}` }),
     ready && allows("read") && h("div", { class: "mode", role: "group", "aria-label": "Mode" },
@@ -424,7 +425,7 @@ function help() {
   document.getElementById("settings")?.hidePopover?.();
   const keys = [
     ...SCREENS.map(({ screen, hot }) => [["g", hot], screen.title]),
-    [["/"], "Search"], [["p"], "Freeze the page, and update it again"], [["?"], "These keys"], [["Esc"], "Close; put a report away"],
+    [["/"], "Search"], [["p"], "Stop updating this page; update again"], [["?"], "These keys"], [["Esc"], "Close; put a report away"],
   ];
   ask({
     title: "Keys",

@@ -3,7 +3,7 @@
 
 import { h } from "./dom.js";
 import { clock, count, instant, plural, rate, span } from "./format.js";
-import { at, shape, text, toneOf, verdictOf } from "./parts.js";
+import { at, shape, text, toneOf, verdictOf, wordsOf } from "./parts.js";
 
 const WIDTH = 1_000;
 const HEIGHT = 100;
@@ -111,7 +111,7 @@ export function spark(recent) {
   const tally = new Map();
   for (const run of recent) tally.set(verdictOf(run), (tally.get(verdictOf(run)) ?? 0) + 1);
   const latest = recent.at(-1);
-  const words = `Latest ${plural(recent.length, "run")}: ${[...tally].map(([verdict, n]) => `${count(n)} ${verdict.replaceAll("_", " ")}`).join(", ")}; `
+  const words = `Latest ${plural(recent.length, "run")}: ${[...tally].map(([verdict, n]) => `${count(n)} ${wordsOf(verdict)}`).join(", ")}; `
     + `the last ${latest.took_ms === null ? verdictOf(latest) : `took ${span(latest.took_ms)}`}`;
   return h("svg", { class: "spark", viewBox: `0 0 ${12 * width} 24`, role: "img", "aria-label": words },
     h("title", null, words),
@@ -218,7 +218,7 @@ function inWords({ what, begin, end, run }) {
     return `${before} ${long}${after}`;
   }
   if (NEVER_RAN.has(verdict)) return `did not run: ${verdict}`;
-  if (run.finished) return `ran ${span(Math.max(0, instant(run.finished) - instant(run.started)))}: ${verdict.replaceAll("_", " ")}`;
+  if (run.finished) return `ran ${span(Math.max(0, instant(run.finished) - instant(run.started)))}: ${wordsOf(verdict)}`;
   return verdict === "runs" ? `has run for ${long}` : `started, and was ${verdict}`;
 }
 
@@ -231,7 +231,7 @@ function sentenceOf({ tick, manual, due, from, attempts, verdict, segments, leng
     sum("between") > 0 && `waited ${span(sum("between"))} between attempts`,
   ].filter(Boolean);
   return `${manual ? "Manual run" : "Tick"} ${count(tick)}${from > 1 ? ` from attempt ${count(from)} on` : ""}, due ${clock(due)}: `
-    + `${parts.map((part) => `${part}, `).join("")}${verdict.replaceAll("_", " ")}, ${span(length)} in all.`;
+    + `${parts.map((part) => `${part}, `).join("")}${wordsOf(verdict)}, ${span(length)} in all.`;
 }
 
 /** The latest ticks of a chain, each from its due time on: how long it waited, ran, and waited for further attempts. */
@@ -254,7 +254,7 @@ export function timeline(attempts, now) {
     h("p", { class: "key" },
       h("span", { key: "waits", class: "mark" }, swatch("waits", "tick-waits"), "waits to start"),
       [...verdicts].map(([verdict, n]) => h("span", { key: verdict, class: `mark ${toneOf(verdict)}` }, swatch("runs", `run ${verdict}`),
-        shape(verdict), `${verdict.replaceAll("_", " ")} ${count(n)}`)),
+        shape(verdict), `${wordsOf(verdict)} ${count(n)}`)),
       h("span", { key: "between", class: "mark" }, swatch("between", "tick-between"), "waits for the next attempt")));
 }
 

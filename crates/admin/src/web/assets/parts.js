@@ -125,7 +125,8 @@ const LOOKS = {
   fanned_out: ["dots", "info"], dropped: ["dash", "warn"], skipped: ["dash", "warn"], cut: ["dash", "warn"],
   lost: ["up", "bad"], fenced: ["diamond", "bad"],
   working: ["disc", "good"], draining: ["half", "warn"], drained: ["bars", "calm"], silent: ["up", "bad"],
-  error: ["up", "bad"], warning: ["diamond", "warn"], held: ["bars", "warn"], open: ["disc", "good"],
+  error: ["up", "bad"], warning: ["diamond", "warn"], held: ["bars", "warn"], open: ["disc", "good"], used: ["disc", "calm"],
+  waits: ["dots", "info"],
   read: ["ring", "calm"], operate: ["disc", "warn"], admin: ["diamond", "warn"],
 };
 
@@ -135,8 +136,11 @@ export function shape(state) {
   return h("svg", { class: "shape", viewBox: "0 0 10 10", "aria-hidden": "true" }, h(tag, props));
 }
 
+/** A state in words; the API's word, unless people would not know it. */
+export const wordsOf = (state) => (state === "gathers" ? "waits for its batch" : state.replaceAll("_", " "));
+
 /** A state as a shape and a word. */
-export function mark(state, words = state) {
+export function mark(state, words = wordsOf(state)) {
   const tone = LOOKS[state]?.[1] ?? "calm";
   return h("span", { class: `mark ${tone}` }, shape(state), h("span", null, text(words, 60)));
 }
@@ -150,7 +154,7 @@ export const toneOf = (state) => LOOKS[state]?.[1] ?? "calm";
 
 export const verdictOf = (attempt) => attempt.verdict ?? "runs";
 
-export const verdictMark = (attempt) => mark(verdictOf(attempt), verdictOf(attempt).replaceAll("_", " "));
+export const verdictMark = (attempt) => mark(verdictOf(attempt));
 
 export const VERDICTS = ["done", "retried", "failed", "snoozed", "retired", "fanned_out", "dropped", "skipped", "cut",
   "lost", "fenced"];
@@ -165,13 +169,13 @@ export function section(title, ...content) {
 }
 
 /** A figure with its name; a link where there is more to see. */
-export function tile(name, value, { href, tone, note, shape: state } = {}) {
+export function tile(name, value, { href, tone, note, title, shape: state } = {}) {
   const inside = [
     h("span", { class: "tile-name" }, state && shape(state), name),
     h("span", { class: "tile-value" }, value),
     note && h("span", { class: "tile-note" }, note),
   ];
-  return h(href ? "a" : "div", { class: `tile ${tone ?? ""}`, ...(href && { href }) }, inside);
+  return h(href ? "a" : "div", { class: `tile ${tone ?? ""}`, title, ...(href && { href }) }, inside);
 }
 
 /** Names with what they are, as pairs. */
@@ -309,15 +313,30 @@ export function filters(ctx, fields) {
   used && h("a", { class: "quiet", href: to(ctx.place.screen, ctx.place.segments) }, "Clear"));
 }
 
+/** What `own` may be in an address: whether the engine's own chains are listed. */
+export const OWN = [["false", "left out"], ["only", "nothing else"], ["true", "listed too"]];
+
+/** A field for that, where the address says something of it. */
+export const ownField = { name: "own", label: "The engine’s own", options: OWN, fits: ({ own }) => own };
+
+const isOwn = (kind) => kind?.startsWith("roundelay.");
+
+/** The engine's own chains are nobody's work: they are listed for who asks for them. */
+export const unlessOwn = ({ place: { query: { kind } } }) => (isOwn(kind) ? {} : { own: "false" });
+
+/** Where they are, below a list without them. */
+export const ownHint = ({ place: { screen, query: { own, kind } } }) => (!own || own === "false") && !isOwn(kind)
+  && h("p", { class: "hint" }, "This list leaves out ", link(to(screen, [], { own: "only" }), "the engine’s own chains"), ".");
+
 const PAGE = 50;
 const SEARCH_MS = 4_000;
 
 /**
  * Reads a page of what the address asks for. Where the server has stopped a search before it came to an end, it
  * is asked to go on, for some seconds: a rare word among a million chains is found without a click for each part.
- * `show` is given what has been found so far.
+ * `show` is given what has been found so far; `unless` are parameters for what the address leaves open.
  */
-export async function readPage(ctx, name, from, where = name, show = () => {}) {
+export async function readPage(ctx, name, from, where = name, show = () => {}, unless = {}) {
   const { after, ...filter } = ctx.place.query;
   const page = from ?? { rows: [], after: after ?? null, complete: true, parts: 0 };
   const rows = [...page.rows];
@@ -326,7 +345,7 @@ export async function readPage(ctx, name, from, where = name, show = () => {}) {
   const began = Date.now();
   do {
     if (answer) show({ ...answer, rows: [...rows], after: place, complete: false, parts, still: true, searching: true });
-    answer = await ctx.get(where, { ...filter, limit: PAGE, after: place });
+    answer = await ctx.get(where, { ...unless, ...filter, limit: PAGE, after: place });
     rows.push(...answer[name]);
     place = answer.after ?? null;
     parts += 1;

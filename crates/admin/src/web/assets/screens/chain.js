@@ -67,7 +67,7 @@ function aboutIt(told) {
     ["Last start", both(told.last_start)],
     ["Last end", both(told.last_finish)],
     ["Lease", told.lease_until && instant(told.lease_until) > 0 ? both(told.lease_until) : none()],
-    ["Message", told.sent ? "sent" : h("span", { class: "warn" }, "not known to be on the broker")],
+    ["Message", told.sent ? "sent" : h("span", { class: "warn" }, "unsent: not known to be on the broker")],
     ["Catch-up", [told.looks > 0 && `has looked ${count(told.looks)} times; `, told.watch_at ? ["looks next ", ago(told.watch_at)] : "does not look"]],
     told.depth > 0 && ["Depth", count(told.depth)]);
 }
@@ -79,7 +79,7 @@ function upcoming(told) {
     sleeps: [at(told.due), h("span", { class: "dim" }, " ", ago(told.due), tick)],
     runs: ["now", h("span", { class: "dim" }, tick)],
     gathers: ["when its batch has ended", h("span", { class: "dim" }, tick)],
-    held: ["when the hold ends", h("span", { class: "dim" }, tick)],
+    held: ["when its queue is resumed, or its throttle released", h("span", { class: "dim" }, tick)],
   }[told.doing] ?? ["as soon as it can start", h("span", { class: "dim" }, tick)];
   const later = told.next.filter((time) => instant(time) > now());
   return h("ol", { class: "next" }, h("li", { key: "next" }, next),
@@ -144,7 +144,7 @@ function kept(ctx, failures) {
   return table({
     label: "Failures of it that are kept", rows: failures, keyOf: ({ item }) => item,
     columns: [
-      { head: "What", row: true, cell: ({ item }) => (item === "" ? "the whole" : ["part ", text(item, 80)]) },
+      { head: "What", row: true, cell: ({ item }) => (item === "" ? "the whole entity" : ["part ", text(item, 80)]) },
       { head: "Reason", wide: true, cell: ({ item, code, reason }) => [code !== null && h("strong", null, text(code, 60), ": "), long(ctx, `failure ${item}`, reason)] },
       { head: "Times", num: true, cell: ({ times }) => count(times) },
       { head: "Last", num: true, cell: ({ last_at: time }) => ago(time) },

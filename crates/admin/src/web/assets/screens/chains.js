@@ -2,30 +2,43 @@
 
 import { spark } from "../charts.js";
 import { h } from "../dom.js";
-import { instant, now } from "../format.js";
-import { ago, chainLink, filters, lag, link, mark, names, pager, readPage, table, text, to } from "../parts.js";
+import { count, instant, now } from "../format.js";
+import { ago, chainLink, filters, lag, link, mark, names, OWN, ownField, ownHint, pager, readPage, shape, table, text, to, unlessOwn } from "../parts.js";
 import { act, inWords, publish, steerMany } from "../steering.js";
 
 const STATES = [["", "any"], ["late", "late"], ["held", "held"], ["running", "running"], ["active", "active"], ["paused", "paused"],
   ["quarantined", "quarantined"], ["retired", "retired"]];
 
+/** What may need a look: a word, the screen and the filter that have it, how many there are, and how bad that is. */
+const LOOKS = [
+  ["late", "chains", { state: "late" }, ({ chains: { overdue } }) => overdue, "bad"],
+  ["failing", "failures", { recovered: "false" }, (told) => told.failures - told.recovered, "warn"],
+  ["held", "chains", { state: "held" }, ({ chains: { held } }) => held],
+  ["paused", "chains", { state: "paused" }, ({ chains: { paused } }) => paused],
+  ["running", "chains", { state: "running" }, ({ chains: { running } }) => running],
+  ["quarantined", "chains", { state: "quarantined" }, ({ chains: { quarantined } }) => quarantined, "bad"],
+];
+
+const SHAPES = { failing: "failed", running: "runs" };
+
 const ORDER = [["", "by kind and key"], ["late", "longest first"]];
 
 const ORDERS = [
   { action: "pause", verb: "Pause", note: "They keep their place and stop ticking. What runs finishes." },
-  { action: "resume", verb: "Resume", note: "They go on; overdue ones come at once." },
-  { action: "advance", verb: "Advance", note: "The next tick of each comes now, and what follows counts from it. Throttles hold as ever." },
+  { action: "resume", verb: "Resume", note: "They go on; those that are due come at once." },
+  { action: "advance", verb: "Advance", note: "The next tick of each comes now, and what follows counts from it. Throttles apply as ever." },
   { action: "retire", verb: "Retire", danger: true, irreversible: true, note: "They end. Enrolling them again with --revive begins them anew." },
 ];
 
 export const chains = {
   title: "Chains",
-  query: { text: null, kind: null, queue: null, owner: null, state: STATES.map(([state]) => state), sort: ["", "late"] },
+  query: { text: null, kind: null, queue: null, owner: null, state: STATES.map(([state]) => state), sort: ["", "late"],
+    own: OWN.map(([own]) => own) },
   every: 5_000,
   async load(ctx) {
     const choices = await names(ctx);
     const show = (page) => ctx.show({ ...page, choices });
-    const page = await readPage(ctx, "chains", undefined, "chains", show);
+    const page = await readPage(ctx, "chains", undefined, "chains", show, unlessOwn(ctx));
     // The longest late first are found among all chains: that is not to be done again every few seconds.
     return { ...page, choices, still: page.still || Boolean(ctx.place.query.sort) };
   },
@@ -42,8 +55,11 @@ export const chains = {
         { name: "queue", label: "Queue", list: page.choices?.queue },
         { name: "owner", label: "Owner" },
         { name: "sort", label: "Order", options: ORDER, fits: ({ state }) => state === "late" },
+        ownField,
       ]),
-      ctx.session.operating && h("div", { class: "orders" },
+      looks(ctx),
+      // An order has no such filter: it would be about all chains.
+      ctx.session.operating && ctx.place.query.own !== "only" && h("div", { class: "orders" },
         h("span", null, Object.values(filter).some(Boolean) ? "All that match, on every page:" : "All chains:"),
         ORDERS.map((order) => act(`${order.verb}…`, () => many(ctx, order, filter), { class: order.danger ? "danger" : null }))),
       table({
@@ -64,11 +80,22 @@ export const chains = {
       }),
       pager(ctx, page, async () => {
         const show = (more) => ctx.show({ ...more, choices: page.choices });
-        show(await readPage(ctx, "chains", page, "chains", show));
+        show(await readPage(ctx, "chains", page, "chains", show, unlessOwn(ctx)));
       }),
+      ownHint(ctx),
     ];
   },
 };
+
+/** Of all chains, whatever the filter is: healthy ones come first in the list. The stream may not have told yet. */
+function looks({ live: { overview: told }, place: { query } }) {
+  return h("nav", { class: "looks", "aria-label": "What may need a look" }, LOOKS.map(([word, screen, filter, countOf, tone]) => {
+    const n = told ? countOf(told) : null;
+    return h("a", { key: word, class: `mark ${n === 0 ? "dim" : tone ?? ""}`, href: to(screen, [], filter),
+      "aria-current": screen === "chains" && query.state === filter.state ? "true" : null },
+    shape(SHAPES[word] ?? word), `${n === null ? "" : `${count(n)} `}${word}`);
+  }));
+}
 
 const filterOf = ({ place: { query: { kind, owner, queue, state, text: words } } }) =>
   Object.fromEntries(Object.entries({ kind, owner, queue, state, text: words }).filter(([, value]) => value));
@@ -77,6 +104,6 @@ function many(ctx, { action, verb, note, danger, irreversible }, filter) {
   return steerMany(ctx, {
     title: `${verb} all chains that match`, verb, one: "chain", note, danger, irreversible,
     where: "chains/actions", content: { action, filter },
-    what: inWords(filter, "There is no filter: this is about every chain."),
+    what: inWords(filter, "There is no filter: this is about every chain but the engine’s own."),
   });
 }

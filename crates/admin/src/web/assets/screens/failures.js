@@ -18,7 +18,7 @@ export const failures = {
       readPage(ctx, "failures"),
       ctx.get("failures/reasons", filterOf(ctx)),
     ]);
-    return { ...page, reasons: told.reasons, choices };
+    return { ...page, reasons: told.reasons, allReasons: told.complete !== false, choices };
   },
 
   view(ctx) {
@@ -51,20 +51,20 @@ export const failures = {
           { head: "Tried again", cell: ({ permanent }) => (permanent ? mark("failed", "no") : mark("retried", "by itself")) },
           ctx.session.operating && { head: "Steer", buttons: true, cell: (reason) => orders(ctx, { ...filter, ...narrower(reason) }, reason) },
         ],
-      })),
+      }), !page.allReasons && h("p", { class: "hint" }, `The ${count(page.reasons.length)} reasons with the most failures; there are more.`)),
       section("One by one", table({
         label: "Failures", rows: page.rows, keyOf: ({ kind, key, item }) => JSON.stringify([kind, key, item]),
         empty: page.complete ? "No failure matches." : "None found so far.",
         columns: [
           { head: "Chain", row: true, wide: true, cell: ({ kind, key, item }) => [
-            chainLink(kind, key), h("span", { class: "sub" }, text(kind, 60), item === "" ? ", the whole" : [", part ", text(item, 80)])] },
+            chainLink(kind, key), h("span", { class: "sub" }, text(kind, 60), item === "" ? ", the whole entity" : [", part ", text(item, 80)])] },
           { head: "Reason", wide: true, cell: ({ kind, key, item, code, reason }) => [code !== null && h("strong", null, text(code, 60), ": "), long(ctx, JSON.stringify([kind, key, item]), reason)] },
           { head: "Times", num: true, cell: ({ times, attempts }) => [count(times), h("span", { class: "sub" }, plural(attempts, "attempt"))] },
           { head: "First", num: true, cell: ({ first_at: time }) => ago(time) },
           { head: "Last", num: true, cell: ({ last_at: time }) => ago(time) },
           { head: "Then", cell: ({ then, next_retry_at: time, permanent, recovered }) => [mark(permanent ? "failed" : recovered ? "done" : "retried", then), time && h("span", { class: "sub" }, ago(time))] },
         ],
-      }), pager(ctx, page, async () => ctx.show({ ...await readPage(ctx, "failures", page), reasons: page.reasons, choices: page.choices }))),
+      }), pager(ctx, page, async () => ctx.show({ ...page, ...await readPage(ctx, "failures", page) }))),
     ];
   },
 };

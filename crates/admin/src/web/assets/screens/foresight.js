@@ -18,14 +18,15 @@ export const foresight = {
     const { run } = ctx.place.query;
     const [configuration, fleet, simulation] = await Promise.all([
       ctx.data?.configuration ?? ctx.get("configuration"),
-      ctx.data?.fleet ?? ctx.get("queues"),
+      // A server that has just started has not counted chains yet.
+      ctx.data?.fleet.counted_at ? ctx.data.fleet : ctx.get("queues"),
       run ? ctx.get(`simulations/${path(run)}`).catch((refusal) => {
         if (refusal.status === 404) return { state: "gone" };
         throw refusal;
       }) : null,
     ]);
     // Nothing changes here by itself, except while a simulation runs.
-    return { configuration, fleet, simulation, still: simulation?.state !== "running" };
+    return { configuration, fleet, simulation, still: fleet.counted_at !== null && simulation?.state !== "running" };
   },
 
   view(ctx) {

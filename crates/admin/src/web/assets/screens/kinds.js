@@ -24,7 +24,7 @@ export const kinds = {
       filters(ctx, [{ name: "period", label: "Time", options: PERIODS }]),
       h("div", { class: "columns" },
         overTime({ id: "done", title: "Done", unit: "each minute", points: sums(ctx.data, steps, ({ done }) => done) }),
-        overTime({ id: "bad", title: "Failed or made again", unit: "each minute", tone: "second",
+        overTime({ id: "bad", title: "Failed or retried", unit: "each minute", tone: "second",
           points: sums(ctx.data, steps, ({ failed, retried }) => failed + retried) })),
       table({
         label: "Kinds", rows, keyOf: ({ kind }) => kind, empty: "No kind is configured, and none has run.",
@@ -49,7 +49,7 @@ export const kinds = {
         ],
       }),
       h("p", { class: "hint" },
-        "Attempts that ended: what is retried ends more than once. Failure rate: of all attempts, those that failed or are made again. ",
+        "Attempts that ended: what is retried ends more than once. Failure rate: of all attempts, those that failed or are retried. ",
         "Took and late by: the median, and below it what one in a hundred reaches. ",
         counted ? ["Chains were counted ", at(counted), " (", ago(counted), "). "] : "Chains have not been counted yet. ",
         own.length > 0 ? ["The engine’s own chains that had errors: ", own.map(({ kind }, place) => [place > 0 && ", ", text(kind, 60)]), "."] : "",
@@ -98,7 +98,7 @@ function strip({ step_ms: step }, steps, report) {
   const all = ({ done, failed, retried, other }) => done + failed + retried + other;
   const most = Math.max(1, ...report.series.map(all));
   const { attempts } = report;
-  const words = `${plural(all(attempts), "attempt")}: ${count(attempts.done)} done, ${count(attempts.failed)} failed, ${count(attempts.retried)} made again.`;
+  const words = `${plural(all(attempts), "attempt")}: ${count(attempts.done)} done, ${count(attempts.failed)} failed, ${count(attempts.retried)} retried.`;
   return h("div", { class: "strip", role: "group", "aria-label": words }, steps.map((begin) => {
     const point = points.get(begin);
     if (!point || all(point) === 0) return h("span", { key: begin });
@@ -108,7 +108,7 @@ function strip({ step_ms: step }, steps, report) {
     return h("a", {
       key: begin, tabindex: "-1", class: share >= BAD ? "bad" : share > 0 ? "warn" : "good",
       href: to("runs", [], { kind: report.kind, since: from, until }),
-      title: `${clock(from)}: ${count(point.done)} done, ${count(point.failed)} failed, ${count(point.retried)} made again, ${count(point.other)} other`,
+      title: `${clock(from)}: ${count(point.done)} done, ${count(point.failed)} failed, ${count(point.retried)} retried, ${count(point.other)} other`,
     }, h("i", { style: { height: `${Math.max(8, all(point) / most * 100)}%` } }));
   }));
 }

@@ -1,4 +1,4 @@
-// The ladder: how many messages sleep on which rung, or, without rungs, on which queue.
+// The delay queues: how many messages sleep on which, or, without delay queues, on which of the others.
 
 import { h } from "../dom.js";
 import { count, plural, span } from "../format.js";
@@ -16,38 +16,45 @@ export const ladder = {
   every: 5_000,
   load: (ctx) => ctx.get("ladder"),
 
-  view({ data }) {
+  view({ data, session }) {
+    if (session.broker === "embedded") {
+      return [lead(data, "."),
+        notice("calm", "Messages sleep in the worker’s own process: with the embedded broker there are no delay queues.")];
+    }
     return data.native ? queuesView(data) : rungsView(data);
   },
 };
+
+const lead = ({ sleeping }, ...more) => h("p", { class: "lead" },
+  h("strong", null, plural(sleeping, "chain sleeps", "chains sleep")), ", the engine’s own among them", more);
 
 function unasked(why) {
   return why && notice("warning", "The broker cannot be asked: ", text(why, 600));
 }
 
-function rungsView({ rungs, sleeping, broker_why: brokerWhy }) {
+function rungsView(data) {
+  const { rungs, broker_why: brokerWhy } = data;
   const sorted = rungs.slice().sort((one, other) => other.delay_ms - one.delay_ms);
   const onRungs = sorted.reduce((sum, { ready }) => sum + (ready ?? 0), 0);
   return [
-    h("p", { class: "lead" }, h("strong", null, plural(sleeping, "chain sleeps", "chains sleep")),
-      brokerWhy ? ". " : `, and ${plural(onRungs, "message is", "messages are")} on the rungs. `,
-      "A message waits on the rung of its delay, or comes down over several, and then goes to its queue."),
+    lead(data, brokerWhy ? ". " : `; ${plural(onRungs, "message sleeps", "messages sleep")} on delay queues. `,
+      "A message sleeps on the delay queue of its delay, or on several one after the other, and then goes to its queue."),
     unasked(brokerWhy),
-    bars("Rungs, from the longest delay to the shortest", sorted.map(({ name, delay_ms: delay, ready }) => ({ name, label: delayOf(delay), number: ready }))),
-    h("p", { class: "hint" }, "Lengths are logarithmic: each tenfold is one step longer. The counts come from RabbitMQ, which refreshes them with a delay of some seconds. A rung that nothing leaves although its time is over is stuck: where its messages lead refuses them."),
+    bars("Delay queues, from the longest delay to the shortest", sorted.map(({ name, delay_ms: delay, ready }) => ({ name, label: delayOf(delay), number: ready }))),
+    h("p", { class: "hint" }, "Lengths are logarithmic: each tenfold is one step longer. The counts come from RabbitMQ, which refreshes them with a delay of some seconds. A delay queue that nothing leaves although its time is over is stuck: the queue that its messages go to refuses them."),
   ];
 }
 
-function queuesView({ queues, sleeping, broker_why: brokerWhy }) {
+function queuesView(data) {
+  const { queues, broker_why: brokerWhy } = data;
   const known = queues.filter(({ asleep }) => asleep !== null);
   const sleepers = known.reduce((sum, { asleep }) => sum + asleep, 0);
   return [
-    h("p", { class: "lead" }, h("strong", null, plural(sleeping, "chain sleeps", "chains sleep")),
-      known.length === 0 ? ". " : `, and ${plural(sleepers, "message sleeps", "messages sleep")} on their queues. `,
-      "There are no rungs in use: each message sleeps on its own queue until it is due."),
+    lead(data, known.length === 0 ? ". " : `; ${plural(sleepers, "message sleeps", "messages sleep")} on their queues. `,
+      "There are no delay queues in use: each message sleeps on its own queue until it is due."),
     unasked(brokerWhy),
     bars("Queues with the messages that sleep there", queues.map(({ name, asleep }) => ({ name, label: "", number: asleep }))),
-    h("p", { class: "hint" }, "Lengths are logarithmic: each tenfold is one step longer. The counts come from RabbitMQ's management API, which refreshes them with a delay of some seconds. Messages that went to sleep on rungs before still wake from there."),
+    h("p", { class: "hint" }, "Lengths are logarithmic: each tenfold is one step longer. The counts come from RabbitMQ's management API, which refreshes them with a delay of some seconds. Messages that went to sleep on delay queues before still wake from there."),
   ];
 }
 

@@ -28,13 +28,14 @@ export const overview = {
       h("section", { class: "tiles", "aria-label": "Chains by what they do" },
         tile("Sleeping", count(chains.sleeping), { shape: "sleeps", href: to("ladder"), note: `of ${count(chains.total)}` }),
         tile("Due", count(chains.due), { shape: "due", href: to("queues"), note: told.oldest_due ? ["oldest ", ago(told.oldest_due)] : "none waits" }),
-        tile("For a slot", count(told.waiting_for_slot), { shape: "held", href: to("throttles"), note: "of a throttle, they wait" }),
+        tile("Wait for a slot", count(told.waiting_for_slot), { shape: "waits", href: to("throttles"), note: "of a throttle" }),
         tile("Running", count(chains.running), { shape: "runs", href: to("chains", [], { state: "running" }),
-          note: chains.gathering ? plural(chains.gathering, "batch gathers", "batches gather") : "now" }),
+          note: chains.gathering ? `${plural(chains.gathering, "waits", "wait")} for a batch` : "now" }),
         tile("Late", count(chains.overdue), { shape: "late", tone: chains.overdue > 0 ? "bad" : null,
-          href: to("chains", [], { state: "late" }), note: chains.overdue > 0 ? "due, and do not start" : "none" }),
-        tile("Held", count(chains.held + chains.paused), { shape: "held", href: to("chains", [], { state: chains.held > 0 ? "held" : "paused" }),
-          note: chains.paused > 0 ? `${count(chains.paused)} paused one by one` : chains.held > 0 ? "by operators" : "nothing" }),
+          href: to("chains", [], { state: "late" }), ...lateness(told) }),
+        tile("Held", count(chains.held), { shape: "held", href: to("chains", [], { state: "held" }),
+          title: "Due, and not started because an operator has paused the queue or holds its throttle",
+          note: `${chains.held > 0 ? "by operators" : "none"}${chains.paused > 0 ? `; ${count(chains.paused)} paused` : ""}` }),
         tile("Failing", count(failing), { shape: "failed", tone: failing > 0 ? "warn" : null,
           href: to("failures", [], { recovered: "false" }), note: told.recovered > 0 ? `${count(told.recovered)} recovered` : "now" })),
       h("div", { class: "columns" },
@@ -47,13 +48,14 @@ export const overview = {
           now: late?.p99, points: hour.map(({ at: when, p99: value }) => ({ at: when, value })),
         }),
         overTime({
-          id: "failures", title: "Failed attempts", unit: "of all, each minute", tone: "second", say: percent,
+          id: "failures", title: "Failure rate", unit: "each minute", tone: "second", say: percent,
           points: told.attempts.slice(0, -1).map(({ at: when, done, failed, retried }) => ({
             at: when, value: done + failed + retried > 0 ? (failed + retried) / (done + failed + retried) : null })),
         })),
       h("div", { class: "columns" },
         section("How well", facts(
           ["Late by", late ? `${span(late.p50)} (median), ${span(late.p99)} (p99), ${span(late.max)} (worst)` : "nothing has started lately"],
+          told.slowest && ["Slowest kind", [link(to("kinds"), text(told.slowest.kind, 60)), `: ${span(told.slowest.p99_ms)} late (p99), in the last ten minutes`]],
           ["Flatness", starts.peak_to_mean === null ? "not known yet"
             : [`${rate(starts.peak_to_mean)}× `, h("span", { class: "dim" }, "the busiest second by the mean; 1 is flat")]],
           ["Oldest due", told.oldest_due ? both(told.oldest_due) : "nothing is due"],
@@ -63,13 +65,13 @@ export const overview = {
             workers.silent > 0 && `, ${count(workers.silent)} silent`].filter(Boolean))],
           chains.unsent > 0 && ["Unsent", `${plural(chains.unsent, "chain")} with a message that the broker has not confirmed`],
           told.broker_why && ["Broker", h("span", { class: "bad" }, text(told.broker_why))])),
-        section("Set aside", facts(
+        section("Other counts", facts(
           ["Paused", link(to("chains", [], { state: "paused" }), plural(chains.paused, "chain"))],
           ["Quarantined", [link(to("chains", [], { state: "quarantined" }), plural(chains.quarantined, "chain")), ", ",
             link(to("quarantine"), plural(told.quarantined_messages, "message"))]],
           ["Retired", [link(to("chains", [], { state: "retired" }), plural(chains.retired, "chain")),
             chains.unavailable > 0 && `, ${count(chains.unavailable)} of them unavailable`]],
-          ["Kept jobs", count(told.kept_jobs)]))),
+          ["One-off jobs", h("span", { title: "Waiting to be sent, or on the embedded broker not ended yet" }, count(told.kept_jobs))]))),
       h("p", { class: "hint" }, told.counted_at ? ["Chains were counted ", at(told.counted_at), " (", ago(told.counted_at), ")."] : "Chains have not been counted yet."),
     ];
   },
@@ -80,6 +82,16 @@ function latest({ live, data }) {
   return live.overview && live.overview.now > data.now ? live.overview : data;
 }
 
+/** What the tile of late chains says of them. */
+function lateness({ chains: { overdue }, late_after_ms: after }) {
+  const known = after !== undefined;
+  const than = known ? [" for more than ", h("span", { class: "whole" }, span(after))] : [];
+  return {
+    note: overdue > 0 ? ["due", than, `, and ${overdue === 1 ? "does" : "do"} not start`] : known ? ["none due", than] : "none",
+    title: `Due${known ? ` for more than ${span(after)}` : ""}, not running, and not held`,
+  };
+}
+
 function troubles({ troubles: told }) {
   if (!told.length) return h("section", { class: "troubles", "aria-label": "What is wrong" }, notice("done", "Nothing is wrong, as far as the engine can tell."));
   const held = told.filter(({ level }) => level === "held");
@@ -87,7 +99,7 @@ function troubles({ troubles: told }) {
     told.length > held.length && h("h2", null, "What is wrong"),
     told.length > held.length && h("ul", null, told.filter(({ level }) => level !== "held").map(line)),
     told.length === held.length && notice("done", "Nothing is wrong."),
-    held.length > 0 && [h("h2", null, "Held by operators"), h("ul", null, held.map(line))]);
+    held.length > 0 && [h("h2", null, "Paused or held by operators"), h("ul", null, held.map(line))]);
 }
 
 const LEVELS = { error: ["bad", "Error: "], warning: ["warn", "Warning: "], held: ["calm", "Held: "] };

@@ -9,7 +9,7 @@ import { act, steerMany } from "../steering.js";
 const ORDERS = [
   { action: "pause", verb: "Pause", offered: (state) => state === "active",
     note: "The owner as a whole: chains, and one-off jobs that wait or come later, until resumed. What runs finishes." },
-  { action: "resume", verb: "Resume", offered: (state) => state === "paused", note: "Overdue ones come at once." },
+  { action: "resume", verb: "Resume", offered: (state) => state === "paused", note: "Those that are due come at once." },
   { action: "retire", verb: "Retire", offered: (state) => state !== "retired", danger: true, irreversible: true,
     note: "The owner as a whole, for good: chains end, and jobs that wait or come later are dropped." },
 ];
@@ -48,7 +48,7 @@ export const owners = {
               act(`${verb}…`, () => steerMany(ctx, {
                 title: `${verb} this owner`, verb, one: "chain", note, danger, irreversible,
                 where: `owners/${path(owner)}/${action}`, content: {},
-                // Jobs that wait in queues are held as well, and nobody has counted those.
+                // Jobs that wait in queues are paused as well, and nobody has counted those.
                 evenNone: true,
                 what: h("p", { class: "asks" }, "of owner ", h("strong", null, text(owner, 300))),
               }), { key: action, class: danger ? "danger" : null })) },

@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 import { path } from "../api.js";
-import { count, percent, rate, span } from "../format.js";
+import { count, percent, plural, rate, span } from "../format.js";
 import { ago, at, bar, figure, link, mark, none, notice, table, text, to } from "../parts.js";
 import { act, pauseAll, resumeAll, steer, tell } from "../steering.js";
 
@@ -28,7 +28,7 @@ export const queues = {
         columns: [
           { head: "Queue", row: true, wide: true, cell: (queue) => [
             h("a", { class: "name", href: to("chains", [], { queue: queue.queue }) }, text(queue.queue, 80)),
-            queue.paused && h("span", { class: "sub" }, mark("held"), " by ", text(queue.paused.by, 60), ", ", ago(queue.paused.at), queue.paused.why && [": ", text(queue.paused.why, 300)]),
+            queue.paused && h("span", { class: "sub" }, mark("paused"), " by ", text(queue.paused.by, 60), ", ", ago(queue.paused.at), queue.paused.why && [": ", text(queue.paused.why, 300)]),
             queue.throttle && h("span", { class: "sub" }, "throttle ", link(to("throttles", [queue.throttle]), text(queue.throttle, 60))),
             queue.priority !== 0 && h("span", { class: "sub" }, `priority ${queue.priority}`)] },
           ctx.session.operating && { head: "Steer", buttons: true, stacked: true, cell: (queue) => steering(ctx, queue) },
@@ -46,12 +46,12 @@ export const queues = {
           { head: "Consumers", num: true, cell: ({ consumers }) => (consumers === null ? none() : consumers === 0 ? h("span", { class: "bad" }, "none") : count(consumers)) },
           { head: "Starts/s", num: true, cell: ({ starts_per_second: n, late_ms: late }) => [rate(n),
             late && h("span", { class: "sub" }, "late p99 ", h("span", { class: "whole" }, span(late.p99)))] },
-          { head: "In use", cell: ({ concurrency }) => use(concurrency) },
+          { head: "In use", cell: ({ concurrency, paused }) => (paused ? "paused" : use(concurrency)) },
         ],
       }),
       h("p", { class: "hint" }, counted ? ["Chains were counted ", at(counted), " (", ago(counted), "). "] : "Chains have not been counted yet. ",
-        "In use: the share of the room for runs, over all workers, that is taken. ",
-        !ctx.session.operating && "To stop everything: Operating, above, and then Pause all; or roundelay queue pause --all --why TEXT. ",
+        "In use: the share of the places that is taken, and below it the places of a worker × workers. ",
+        !ctx.session.operating && ["To stop everything: Operating, above, and then Pause all; or ", h("code", { class: "whole" }, "roundelay queue pause --all --why TEXT"), ". "],
         own.map(({ queue, overdue, unsent, consumers }) => ["The engine’s own chains, on ", text(queue, 80), overdue > 0 ? `: ${count(overdue)} are late.` : unsent > 0 ? `: ${count(unsent)} unsent.` : consumers === 0 ? ": nobody takes them." : ", are well."])),
     ];
   },
@@ -61,7 +61,7 @@ function use({ configured, ordered, workers, utilisation }) {
   return [
     h("div", { class: "metered" }, utilisation !== null && bar(utilisation, utilisation >= 0.95 ? "warn" : "info"),
       h("span", null, percent(utilisation ?? NaN))),
-    h("span", { class: "sub" }, `${count(ordered ?? configured)} × ${count(workers)} workers`,
+    h("span", { class: "sub" }, `${count(ordered ?? configured)} × ${plural(workers, "worker")}`,
       ordered !== null && h("span", { class: "warn" }, ` ordered; configured ${count(configured)}`)),
   ];
 }
@@ -80,7 +80,7 @@ function steering(ctx, { queue, paused, concurrency }) {
       }), { key: "pause" }),
     act("Concurrency…", () => steer(ctx, {
       title: "How much at once?", confirm: "Set", method: "PUT", where: where("concurrency"),
-      body: [named, h("p", { class: "hint" }, `For each worker. Configured: ${count(concurrency.configured)}. It holds until it is set again, through restarts.`)],
+      body: [named, h("p", { class: "hint" }, `For each worker. Configured: ${count(concurrency.configured)}. It stays so until it is set again, through restarts.`)],
       fields: [{ name: "concurrency", label: "Runs at once, for each worker", type: "number", min: "1", step: "1",
         value: String(concurrency.ordered ?? concurrency.configured), hint: "Empty: as configured." }],
       content: ({ concurrency: n }) => ({ concurrency: n === "" ? null : Number(n) }),

@@ -1,17 +1,18 @@
 // The latest attempts of everything.
 
 import { count, instant, span } from "../format.js";
-import { at, ago, chainLink, filters, lag, names, none, outcomeOf, pager, readPage, table, text, VERDICTS, verdictMark } from "../parts.js";
+import { at, ago, chainLink, filters, lag, names, none, outcomeOf, OWN, ownField, ownHint, pager, readPage, table, text, unlessOwn, VERDICTS, verdictMark } from "../parts.js";
 import { h } from "../dom.js";
 
 export const runs = {
   title: "Runs",
-  query: { text: null, verdict: ["", ...VERDICTS], kind: null, key: null, queue: null, owner: null, since: null, until: null },
+  query: { text: null, verdict: ["", ...VERDICTS], kind: null, key: null, queue: null, owner: null, since: null, until: null,
+    own: OWN.map(([own]) => own) },
   every: 5_000,
   async load(ctx) {
     const choices = await names(ctx);
     const show = (page) => ctx.show({ ...page, choices });
-    return { ...await readPage(ctx, "runs", undefined, "runs", show), choices };
+    return { ...await readPage(ctx, "runs", undefined, "runs", show, unlessOwn(ctx)), choices };
   },
 
   view(ctx) {
@@ -26,6 +27,7 @@ export const runs = {
         { name: "owner", label: "Owner" },
         { name: "since", label: "Started since", time: true },
         { name: "until", label: "Started before", time: true },
+        ownField,
       ]),
       table({
         label: "Attempts, latest first", rows: page.rows, keyOf: ({ fence }) => String(fence),
@@ -44,8 +46,9 @@ export const runs = {
       }),
       pager(ctx, page, async () => {
         const show = (more) => ctx.show({ ...more, choices: page.choices });
-        show(await readPage(ctx, "runs", page, "runs", show));
+        show(await readPage(ctx, "runs", page, "runs", show, unlessOwn(ctx)));
       }),
+      ownHint(ctx),
     ];
   },
 };

@@ -36,7 +36,7 @@ function card(ctx, throttle, single) {
       stateOf(throttle),
       waiting > 0 && h("strong", null, `${plural(waiting, "chain waits", "chains wait")}`)),
     short && notice("warning", sentence(short, 2_000)),
-    inTheWay && notice(held ? "held" : onlyUsed ? "open" : "warning", sentence(inTheWay, 2_000)),
+    inTheWay && notice(held ? "held" : onlyUsed ? "used" : "warning", sentence(inTheWay, 2_000)),
     keys.map((key) => keyOf(throttle, key)),
     throttle.keyed_by && lookUp(ctx, throttle, single),
     facts(
@@ -55,7 +55,7 @@ function stateOf({ keyed_by: keyed, keys, in_the_way: inTheWay, only_used: onlyU
   if (held) return mark("held", keyed ? plural(held, "key held", "keys held") : "held");
   // A limit that is used is what it is for; one that is too low is not.
   if (short) return mark("draining", "too low");
-  if (onlyUsed && !keyed && keys.some(usedUp)) return mark("open", "in use");
+  if (onlyUsed && !keyed && keys.some(usedUp)) return mark("used", "in use");
   return inTheWay ? mark("draining", "slowed") : mark("open");
 }
 
@@ -73,11 +73,11 @@ function keyOf(throttle, { key, windows, opens, held, gentle_until: gentle, prob
         used >= allow && allow > 1 && ", all in use"))),
     // One that is not keyed has said all this above.
     !(throttle.in_the_way && !throttle.keyed_by) && h("p", { class: "state-line" },
-      held ? ["Held until ", at(held.until), " (", ago(held.until), ")", held.by ? [" by order of ", text(held.by, 80)] : " by word of the upstream", held.why && [": ", text(held.why, 400)]]
+      held ? ["Held until ", at(held.until), " (", ago(held.until), ")", held.by ? [" by order of ", text(held.by, 80)] : " because its upstream asks for it", held.why && [": ", text(held.why, 400)]]
         : instant(opens) > now() ? ["Next slot opens ", ago(opens)] : "A slot is open"),
     (reopening || probing || budget) && h("p", { class: "state-line warn" },
       probing && "Tries one start at a time: its upstream did not work. ",
-      reopening && ["Reopens gently until ", at(gentle), ". "],
+      reopening && ["Slow start until ", at(gentle), ". "],
       budget && ["Its upstream’s budget is low: a start every ", span(budget.apart_ms), " until ", at(budget.until), "."]));
 }
 
@@ -119,7 +119,7 @@ function steering(ctx, { name, ordered, configured }, held) {
     }), { key: "hold" }),
     held && act("Release…", () => steer(ctx, {
       title: "Release this throttle?", confirm: "Release", where: where("release"),
-      body: [named, h("p", { class: "hint" }, "It reopens gently. What was put off meanwhile comes within five minutes. What its upstream has said of its budget is forgotten.")],
+      body: [named, h("p", { class: "hint" }, "It begins with a slow start. What was postponed meanwhile comes within five minutes. What its upstream has said of its budget is forgotten.")],
     }), { key: "release" }),
   ];
 }

@@ -26,8 +26,8 @@ export const workers = {
           h("span", { class: "sub" }, text(host, 60), `, process ${pid}, version `, text(version, 30), ", started ", ago(started))] },
         { head: "State", cell: ({ state, seen }) => [mark(state), h("span", { class: state === "silent" ? "sub bad" : "sub" }, "heard ", ago(seen))] },
         ctx.session.operating && { head: "Steer", buttons: true, cell: (worker) => steering(ctx, worker) },
-        { head: "Leases", num: true, cell: ({ leases }) => count(leases) },
-        { head: "Waiting", num: true, cell: ({ waiting }) => count(waiting) },
+        { head: "Running", num: true, cell: ({ leases }) => count(leases) },
+        { head: "For a slot", num: true, cell: ({ waiting }) => count(waiting) },
         { head: "Starts/s", num: true, cell: ({ starts_per_second: n }) => rate(n) },
         { head: "Late p99", num: true, cell: ({ late_ms: late }) => (late ? span(late.p99) : none()) },
         { head: "Queues", wide: true, cell: ({ queues }) => h("ul", { class: "plain" }, queues.map(({ queue, concurrency, running, paused }) =>
