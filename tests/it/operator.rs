@@ -105,7 +105,7 @@ mod run {
         assert_eq!((&queue["queue"], &queue["paused"]["by"]), (&json!("work"), &json!("ann")), "{queue}");
         assert!(ok("queue list", &config, &[]).await.contains("held by ann since"));
         let why = || async { show(&config, "a").await["chain"]["why"].as_str().unwrap().to_owned() };
-        until("it says why", || async { why().await.contains("the queue work is held by ann since") }).await;
+        until("it says why", || async { why().await.contains("the queue work is paused by ann since") }).await;
         assert!(why().await.contains("they are down (`roundelay queue resume work` lets it go on)"), "{}", why().await);
         assert_eq!(runs(&ground, "a"), before, "nothing has run meanwhile");
         ok("queue concurrency", &config, &["work", "3"]).await;

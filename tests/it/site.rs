@@ -174,4 +174,12 @@ async fn a_standby_is_promoted_and_its_broker_gets_the_messages_of_all_chains() 
         .await;
     let again = told("promote", &config, &[]).await;
     assert_eq!((&again["promoted"], &again["changed"], &again["sent"]), (&json!(false), &json!(false), &json!(0)));
+    // What changed something is in the audit: neither what was refused, nor the command that found nothing to do.
+    let (promoted, _) = postgres::open(&Secret::new(pair.url("standby")), false, &Entropy::from_os()).await.unwrap();
+    let mut audit = promoted.audit(None, 10).await.unwrap();
+    let entry = audit.pop().expect("the promotion").entry;
+    assert_eq!((audit, entry.action.as_str(), entry.status), (Vec::new(), "roundelay promote", Some(200)));
+    let detail: serde_json::Value = serde_json::from_str(&entry.detail).unwrap();
+    assert_eq!((&detail["force"], &detail["promoted"], &detail["sent"]), (&json!(false), &json!(true), &json!(2)));
+    assert!(entry.target.contains("127.0.0.1:") && !entry.target.contains('@'), "no password: {}", entry.target);
 }

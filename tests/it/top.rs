@@ -187,7 +187,7 @@ async fn everything_is_shown_and_steered(ground: Ground) {
     terminal.press(&["f"]);
     terminal.shows(&["held chains, by name: 1", "sync", "held"]).await;
     terminal.press(&["Enter"]);
-    terminal.shows(&["sync b", "the queue work is held by ann@", "they are down"]).await;
+    terminal.shows(&["sync b", "the queue work is paused by ann@", "they are down"]).await;
     terminal.press(&["Escape"]);
     terminal.shows(&["held chains"]).await;
 

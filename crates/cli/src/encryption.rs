@@ -6,6 +6,8 @@ use roundelay_engine::sealing::{Inventory, Mode, take_stock};
 use roundelay_ledger::TextColumn;
 use serde_json::{Value, json};
 
+use super::audited::{Order, audited_with};
+use super::fleet::current_user;
 use super::progress::waiting;
 use super::screen::{self, Tint};
 use super::steer::ledger;
@@ -59,9 +61,21 @@ impl Encryption {
             seen += more;
             waits.now(&format!("looking through the ledger: {} texts", grouped(seen)));
         });
-        let stock = stock.await?;
+        let stock = match mode {
+            Mode::Look => stock.await?,
+            Mode::Rewrite => {
+                let by = current_user();
+                let command = if self.reseal { "encryption --reseal" } else { "encryption --unseal" };
+                // The name of the key, which is no secret.
+                let target = keys.seal().unwrap_or_default().to_owned();
+                let order = Order { by: &by, command, target, detail: json!({}) };
+                let outcome =
+                    |stock: &Inventory| Some(json!({ "written": stock.written, "unopened": unopened(stock) }));
+                audited_with(&*ledger, order, stock, outcome).await?
+            }
+        };
         drop(waits);
-        let unopened: u64 = stock.counts.values().map(|count| count.unopened).sum();
+        let unopened = unopened(&stock);
         if self.json {
             screen::json(&report(keys.seal(), keys.names(), &stock, mode))?;
         } else {
@@ -76,6 +90,11 @@ impl Encryption {
         }
         Ok(())
     }
+}
+
+/// How many texts this program's keys do not open.
+fn unopened(stock: &Inventory) -> u64 {
+    stock.counts.values().map(|count| count.unopened).sum()
 }
 
 fn word(shelf: TextColumn) -> &'static str {

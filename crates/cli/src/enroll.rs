@@ -8,13 +8,15 @@ use std::time::Duration;
 use anyhow::{Context, Error, anyhow, ensure};
 use clap::Args;
 use indicatif::ProgressBar;
-use roundelay_config::Format;
+use roundelay_config::{Config, Format};
 use roundelay_engine::roster::{BadRow, Report, Rows, Sync, Wishes, from_source, rows};
 use roundelay_engine::{Connections, delays, topology_guard};
-use roundelay_model::clock::parse_duration;
-use serde_json::json;
+use roundelay_model::clock::{parse_duration, short_duration};
+use serde_json::{Value, json};
 
-use super::progress::{bar, waiting};
+use super::audited::{Order, audited_with};
+use super::fleet::current_user;
+use super::progress::{Waiting, bar, waiting};
 use super::{ConfigFile, grouped, screen};
 
 /// How many bad rows are shown; the rejects file has all of them.
@@ -88,20 +90,47 @@ impl Enroll {
         let opened = self.roster.as_deref().map(|path| self.open(path)).transpose()?;
         let waits = waiting("opening ledger and broker");
         let connections = Connections::open(&config).await?;
-        let broker = connections.broker.clone();
-        if broker.keeps_messages() && !self.dry_run {
-            topology_guard::check(&*connections.ledger, &config, true).await?;
-            delays::declare(&config, &connections).await?;
-        } else if !self.dry_run {
-            topology_guard::check(&*connections.ledger, &config, false).await?;
+        let (broker, ledger) = (connections.broker.clone(), connections.ledger.clone());
+        let mut rejects = Rejects::new(self.rejects_path());
+        let enroll = self.enroll((&config, connections), wishes, opened, waits, &mut rejects);
+        let report = if self.dry_run {
+            enroll.await
+        } else {
+            let by = current_user();
+            let asked = self.detail(wishes);
+            let order = Order { by: &by, command: "enroll", target: self.kind.clone(), detail: asked.clone() };
+            audited_with(&*ledger, order, enroll, |report| Some(counted(asked, report))).await
+        };
+        broker.close().await;
+        let (count, path) = rejects.close()?;
+        let report = report?;
+        self.print(&report, wishes.prune, &path)?;
+        let kept = if wishes.prune { ", and so nothing was retired" } else { "" };
+        ensure!(count == 0, "{} bad rows were left out{kept}: see {}", grouped(count as u64), path.display());
+        Ok(())
+    }
+
+    async fn enroll(
+        &self,
+        (config, connections): (&Config, Connections),
+        wishes: Wishes,
+        opened: Option<(Rows<'static>, ProgressBar)>,
+        waits: Waiting,
+        rejects: &mut Rejects,
+    ) -> anyhow::Result<Report> {
+        if !self.dry_run {
+            let keeps_messages = connections.broker.keeps_messages();
+            topology_guard::check(&*connections.ledger, config, keeps_messages).await?;
+            if keeps_messages {
+                delays::declare(config, &connections).await?;
+            }
         }
         waits.now(&format!("enrolling what is of the kind {}", self.kind));
-        let mut rejects = Rejects::new(self.rejects_path());
         let report = match opened {
             Some((rows, progress)) => {
                 // The bar says more.
                 drop(waits);
-                let mut sync = Sync::begin(&config, connections, &self.kind, wishes).await?;
+                let mut sync = Sync::begin(config, connections, &self.kind, wishes).await?;
                 for (n, line) in rows.enumerate() {
                     if let Some(bad) = sync.row(line).await.context("failed to enroll")? {
                         rejects.add(bad)?;
@@ -121,19 +150,22 @@ impl Enroll {
                         written = rejects.add(bad);
                     }
                 };
-                let report = from_source(&config, connections, &self.kind, wishes, bad).await;
+                let report = from_source(config, connections, &self.kind, wishes, bad).await;
                 drop(waits);
                 written?;
                 report
             }
         };
-        broker.close().await;
-        let (count, path) = rejects.close()?;
-        let report = report.context("failed to enroll")?;
-        self.print(&report, wishes.prune, &path)?;
-        let kept = if wishes.prune { ", and so nothing was retired" } else { "" };
-        ensure!(count == 0, "{} bad rows were left out{kept}: see {}", grouped(count as u64), path.display());
-        Ok(())
+        report.context("failed to enroll")
+    }
+
+    /// The command's options, for the audit.
+    fn detail(&self, wishes: Wishes) -> Value {
+        json!({
+            "roster": self.roster.as_ref().map(|path| path.display().to_string()),
+            "spread": wishes.window.map(short_duration), "revive": wishes.revive, "prune": wishes.prune,
+            "allow_empty": wishes.allow_empty,
+        })
     }
 
     /// The rows of a file, and a bar for how far they have been read.
@@ -190,6 +222,22 @@ impl Enroll {
             name.into()
         })
     }
+}
+
+/// What became of the chains, for the audit, beside the command's options. The words are those of the API for many chains,
+/// where `retired` are those that have ended now.
+fn counted(mut detail: Value, report: &Report) -> Value {
+    let Report { tally, pruned, rejected, .. } = report;
+    let counts = [
+        ("created", tally.created),
+        ("updated", tally.updated),
+        ("unchanged", tally.unchanged),
+        ("retired", *pruned),
+        ("refused", *rejected),
+        ("ended_before", tally.retired),
+    ];
+    counts.into_iter().for_each(|(name, count)| detail[name] = count.into());
+    detail
 }
 
 /// The rejects file, created with the first bad row: NDJSON with line, reason and row.

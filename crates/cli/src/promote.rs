@@ -2,8 +2,13 @@
 
 use clap::Args;
 use roundelay_admin::operate::site::{self, Plan, Promoted};
+use roundelay_config::Config;
+use roundelay_engine::Connections;
+use roundelay_ledger::LedgerError;
 use serde_json::json;
 
+use super::audited::{Order, note};
+use super::fleet::current_user;
 use super::{ConfigFile, screen};
 
 /// Makes this site the one that counts, when the other is lost.
@@ -37,8 +42,23 @@ impl Promote {
             }
         };
         let done = site::promote(&config, self.force, told).await?;
+        // A standby takes no writes, so the entry comes after the act; and the site is not given up for want of an entry.
+        // A run that broke off has none: the next one, which does what was left, is in the audit.
+        if done.plan != Plan::Done
+            && let Err(error) = audit(&config, self.force, &done).await
+        {
+            tracing::warn!(%error, "the promotion could not be written to the audit");
+        }
         screen::told(self.json, &object(&done), last(&done))
     }
+}
+
+async fn audit(config: &Config, force: bool, done: &Promoted) -> Result<(), LedgerError> {
+    let mut detail = object(done);
+    detail["force"] = force.into();
+    let by = current_user();
+    let order = Order { by: &by, command: "promote", target: done.standing.address.clone(), detail };
+    note(&*Connections::ledger(config).await?, order).await
 }
 
 fn object(done: &Promoted) -> serde_json::Value {

@@ -5,11 +5,13 @@ use std::time::Duration;
 use anyhow::{Context, Error};
 use clap::Args;
 use roundelay_engine::Connections;
-use roundelay_engine::publish::Publication;
+use roundelay_engine::publish::{Publication, Published};
 use roundelay_model::calendar::At;
 use roundelay_model::clock::{Entropy, parse_duration};
 use serde_json::{Value, json};
 
+use super::audited::{Order, audited_with};
+use super::fleet::current_user;
 use super::progress::waiting;
 use super::{ConfigFile, screen};
 
@@ -49,11 +51,23 @@ impl Publish {
             None => Value::Null,
         };
         let Self { kind, key, delay, queue, owner, json, .. } = self;
-        let job = Publication { kind, key, payload, delay, queue, owner, id: Entropy::from_os().token() };
+        let id = Entropy::from_os().token();
+        // The audit does not get the payload, which may be private.
+        let mut detail = json!({ "kind": kind, "key": key, "id": id, "queue": queue, "owner": owner });
+        let target = format!("{kind} {key}");
+        let job = Publication { kind, key, payload, delay, queue, owner, id };
         let job = job.check(&config).map_err(Error::new)?;
         let waits = waiting("opening ledger and broker");
         let connections = Connections::open(&config).await?;
-        let published = job.send(&config, &connections).await.context("failed to publish")?;
+        let by = current_user();
+        let order = Order { by: &by, command: "publish", target, detail: detail.clone() };
+        let outcome = |published: &Published| {
+            detail["queue"] = json!(published.queue);
+            Some(detail)
+        };
+        // The ledger is open whichever broker takes the job: jobs go by its time.
+        let published = audited_with(&*connections.ledger, order, job.send(&config, &connections), outcome).await;
+        let published = published.context("failed to publish")?;
         connections.broker.close().await;
         drop(waits);
         let due = published.due.map(|due| At::of(due, &connections.ledger.calendar()));

@@ -9,11 +9,13 @@ use roundelay_admin::operate::token::{TokenMade, TokenView};
 use roundelay_engine::Connections;
 use roundelay_ledger::Ledger;
 use roundelay_model::calendar::At;
-use roundelay_model::clock::parse_duration;
+use roundelay_model::clock::{parse_duration, short_duration};
 use roundelay_model::scope::Scope;
 use serde_json::json;
 
 use super::ConfigFile;
+use super::audited::{Order, audited};
+use super::fleet::current_user;
 use super::progress::waiting;
 use super::screen::{self, Tint};
 use super::table::{Cell, Column, Table};
@@ -89,7 +91,11 @@ impl TokenCommand {
 impl Create {
     async fn run(self) -> anyhow::Result<()> {
         let ledger = open(&self.config).await?;
-        let made = token::create(&*ledger, &self.name, self.scope, self.expires).await?;
+        let by = current_user();
+        let detail = json!({ "scope": self.scope, "expires_in": self.expires.map(short_duration) });
+        let order = Order { by: &by, command: "token create", target: self.name.clone(), detail };
+        let create = token::create(&*ledger, &self.name, self.scope, self.expires);
+        let made = audited(&*ledger, order, create).await?;
         if self.json {
             return screen::json(&made);
         }
@@ -140,7 +146,9 @@ impl List {
 impl Revoke {
     async fn run(self) -> anyhow::Result<()> {
         let ledger = open(&self.config).await?;
-        let revoked = token::revoke(&*ledger, &self.name).await?;
+        let by = current_user();
+        let order = Order { by: &by, command: "token revoke", target: self.name.clone(), detail: json!({}) };
+        let revoked = audited(&*ledger, order, token::revoke(&*ledger, &self.name)).await?;
         screen::told(self.json, &json!({ "revoked": self.name }), revoked)
     }
 }
