@@ -104,7 +104,8 @@ check("the slowest kind is named, and leads to Kinds", (await slowest.textConten
 // Healthy chains come first: a line above them leads to the others.
 await go(page, "#/chains");
 const looks = page.locator(".looks a");
-await page.waitForFunction(() => /^\d/u.test(document.querySelector(".looks a").textContent));
+// The page is told of the figures every few seconds.
+await page.waitForFunction(() => document.querySelectorAll(".looks a")[2].textContent === "6 held", null, { timeout: 15_000 }).catch(() => {});
 const words = await looks.allTextContents();
 check("what may need a look is counted", words.map((word) => word.replace(/^[\d,]+ /u, "")).join()
   === "late,failing,held,paused,running,quarantined", words);
