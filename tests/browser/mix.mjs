@@ -97,9 +97,9 @@ await go(page, "#/overview");
 const tile = (name) => page.locator(".tile", { hasText: name }).textContent();
 const after = `due for more than ${seen.late_after_ms / 1_000} s`;
 check("late says from when on", (await tile("Late")).includes(after), `${await tile("Late")} without “${after}”`);
-const slowest = page.locator(".facts > div", { hasText: "Slowest kind" });
-check("the slowest kind is named, and leads to Kinds", (await slowest.textContent()).includes("pull")
-  && (await slowest.locator("a").getAttribute("href")) === "#/kinds", await slowest.textContent());
+const latest = page.locator(".facts > div", { hasText: "Latest kind" });
+check("the kind that starts latest is named, and leads to Kinds", (await latest.textContent()).includes("pull")
+  && (await latest.locator("a").getAttribute("href")) === "#/kinds", await latest.textContent());
 
 // Healthy chains come first: a line above them leads to the others.
 await go(page, "#/chains");

@@ -207,7 +207,7 @@ pub fn of_all_kinds(buckets: &[KindBucket], calendar: &Calendar) -> Vec<Point> {
 
 /// A kind whose starts are late.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
-pub struct SlowKind {
+pub struct LateKind {
     /// Its name.
     pub kind: String,
     /// How late starts were: the 99th percentile, in milliseconds; at most an eighth too low.
@@ -215,14 +215,14 @@ pub struct SlowKind {
 }
 
 /// The kind whose starts were latest in the last ten minutes; the engine's own do not count.
-pub fn slowest(buckets: &[KindBucket], now: Time) -> Option<SlowKind> {
+pub fn latest_kind(buckets: &[KindBucket], now: Time) -> Option<LateKind> {
     let mut of_kind: BTreeMap<&str, Spans> = BTreeMap::new();
     let since = now - Duration::from_secs(600);
     for bucket in buckets.iter().filter(|bucket| bucket.at >= since && !is_internal(&bucket.kind)) {
         of_kind.entry(&bucket.kind).or_default().add_all(&bucket.stats.late);
     }
     let all = of_kind.into_iter().filter_map(|(kind, late)| Some((late.quantile(0.99)?, kind)));
-    all.max().map(|(p99, kind)| SlowKind { kind: kind.to_owned(), p99_ms: p99.as_secs_f64() * 1_000.0 })
+    all.max().map(|(p99, kind)| LateKind { kind: kind.to_owned(), p99_ms: p99.as_secs_f64() * 1_000.0 })
 }
 
 #[cfg(test)]
@@ -272,12 +272,12 @@ mod tests {
         assert_eq!(sync.throttles.iter().collect::<Vec<_>>(), ["t"]);
         assert_eq!(sync.series.len(), 2);
         let idle = &reports[1];
-        assert_eq!(slowest(&buckets, at(3_600)), None);
+        assert_eq!(latest_kind(&buckets, at(3_600)), None);
         assert_eq!((idle.failure_rate, idle.apart_ms, idle.promised_ms, idle.series.len()), (None, None, None, 0));
     }
 
     #[test]
-    fn the_slowest_kind_is_not_hidden_by_one_with_many_starts() {
+    fn the_kind_that_starts_latest_is_not_hidden_by_one_with_many_starts() {
         let late = |kind: &str, secs, ms, times| {
             let mut bucket = bucket(kind, secs, &[]);
             (0..times).for_each(|_| bucket.stats.late.add(Duration::from_millis(ms)));
@@ -290,8 +290,8 @@ mod tests {
             late("before", 2_940, 65_536, 3),
             late("roundelay.history", 3_540, 65_536, 1),
         ];
-        let slow = SlowKind { kind: "pull".into(), p99_ms: 32_768.0 };
-        assert_eq!(slowest(&buckets, at(3_600)), Some(slow));
-        assert_eq!(slowest(&buckets[..1], at(3_600)), Some(SlowKind { kind: "fast".into(), p99_ms: 8.0 }));
+        let pull = LateKind { kind: "pull".into(), p99_ms: 32_768.0 };
+        assert_eq!(latest_kind(&buckets, at(3_600)), Some(pull));
+        assert_eq!(latest_kind(&buckets[..1], at(3_600)), Some(LateKind { kind: "fast".into(), p99_ms: 8.0 }));
     }
 }

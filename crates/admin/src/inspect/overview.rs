@@ -12,7 +12,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::format::{Late, rough};
-use super::kinds::{Point, SlowKind, of_all_kinds, slowest};
+use super::kinds::{LateKind, Point, latest_kind, of_all_kinds};
 use super::queues::{QueueFacts, QueueReport};
 use super::status_cache::{Facts, ThrottledNow};
 use super::workers::state;
@@ -48,7 +48,7 @@ pub struct Overview {
     pub late_ms: Option<Late>,
     /// The kind whose starts were latest in the last ten minutes; null without any. A kind with many starts hides it in
     /// `late_ms`.
-    pub slowest: Option<SlowKind>,
+    pub latest_kind: Option<LateKind>,
     /// The number of workers, by state.
     pub workers: WorkerCounts,
     /// Why the broker could not be asked; null when it was.
@@ -224,7 +224,7 @@ pub fn overview(facts: &Facts, config: &Config) -> Overview {
         },
         attempts: of_all_kinds(&facts.kinds, calendar),
         late_ms: recent_late.map(|late: Lateness| late.into()),
-        slowest: slowest(&facts.kinds, *now),
+        latest_kind: latest_kind(&facts.kinds, *now),
         workers: of_workers,
         broker_why: asked.error().map(str::to_owned),
         troubles: troubles(facts, census, &chains, of_workers, config),

@@ -55,7 +55,7 @@ export const overview = {
       h("div", { class: "columns" },
         section("How well", facts(
           ["Late by", late ? `${span(late.p50)} (median), ${span(late.p99)} (p99), ${span(late.max)} (worst)` : "nothing has started lately"],
-          told.slowest && ["Slowest kind", [link(to("kinds"), text(told.slowest.kind, 60)), `: ${span(told.slowest.p99_ms)} late (p99), in the last ten minutes`]],
+          told.latest_kind && ["Latest kind", [link(to("kinds"), text(told.latest_kind.kind, 60)), `: starts ${span(told.latest_kind.p99_ms)} late (p99), in the last ten minutes`]],
           ["Flatness", starts.peak_to_mean === null ? "not known yet"
             : [`${rate(starts.peak_to_mean)}× `, h("span", { class: "dim" }, "the busiest second by the mean; 1 is flat")]],
           ["Oldest due", told.oldest_due ? both(told.oldest_due) : "nothing is due"],

@@ -51,7 +51,7 @@ export const queues = {
       }),
       h("p", { class: "hint" }, counted ? ["Chains were counted ", at(counted), " (", ago(counted), "). "] : "Chains have not been counted yet. ",
         "In use: the share of the places that is taken, and below it the places of a worker × workers. ",
-        !ctx.session.operating && ["To stop everything: Operating, above, and then Pause all; or ", h("code", { class: "whole" }, "roundelay queue pause --all --why TEXT"), ". "],
+        !ctx.session.operating && ["To stop everything: Operating, above, and then Pause all; or ", h("code", { class: "whole" }, "roundelay queue pause --all --why TEXT"), ". To let it go on: Resume there, or ", h("code", { class: "whole" }, "roundelay queue resume"), ". "],
         own.map(({ queue, overdue, unsent, consumers }) => ["The engine’s own chains, on ", text(queue, 80), overdue > 0 ? `: ${count(overdue)} are late.` : unsent > 0 ? `: ${count(unsent)} unsent.` : consumers === 0 ? ": nobody takes them." : ", are well."])),
     ];
   },
