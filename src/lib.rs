@@ -236,7 +236,7 @@ pub use roundelay_model::job::{Job, Tick};
 /// assert_eq!(Outcome::fail("no").reason().map(ToString::to_string).as_deref(), Some("no"));
 /// ```
 pub use roundelay_model::outcome::Outcome;
-pub use roundelay_model::outcome::{Discovered, NewJob, Yield};
+pub use roundelay_model::outcome::{Change, Discovered, NewJob, Yield};
 pub use roundelay_model::reason::{Class, Mark, Reason};
 
 // Why broker and ledger cannot be used: parts of the errors above.

@@ -404,6 +404,7 @@ mod run {
             ran: true,
             left_out: (0, 0),
             carry: None,
+            learned: None,
             parent: Epoch::NONE,
             from_batch: false,
             members: Vec::new(),

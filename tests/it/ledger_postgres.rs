@@ -87,6 +87,7 @@ fn done(hint: &Hint, fence: Fence, at: Time) -> FinishRequest {
         ran: true,
         left_out: (0, 0),
         carry: None,
+        learned: None,
         parent: hint.parent,
         from_batch: false,
         members: Vec::new(),

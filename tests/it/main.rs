@@ -35,6 +35,7 @@ mod flatness;
 mod fleet;
 mod forecast;
 mod foreign_clients;
+mod fresh;
 mod handlers;
 mod harness;
 mod held;

@@ -5,8 +5,8 @@ use clap::Args;
 use roundelay_admin::inspect::doctor::programs;
 use roundelay_broker::BrokerUrl;
 use roundelay_config::{
-    Config, HandlerSettings, KindSettings, RosterDatabase, RosterSource, Unpaced, schedule_of_kind, throttles_of,
-    unpaced,
+    Config, HandlerSettings, KindSettings, Recurrence, RosterDatabase, RosterSource, Unpaced, schedule_of_kind,
+    throttles_of, unpaced,
 };
 use roundelay_handler::http;
 use roundelay_ledger::LedgerUrl;
@@ -87,7 +87,7 @@ impl Check {
                 HandlerSettings::Http(http) => format!("POST {}", http.shown_url()),
                 HandlerSettings::Exec(exec) => exec.argv.join(" "),
             };
-            let every = kind.recurrence.as_ref().map_or("on demand".to_owned(), |r| r.schedule.to_string());
+            let every = kind.recurrence.as_ref().map_or("on demand".to_owned(), Recurrence::words);
             out!("kind    {name}: {every}, {handler}, at most {} attempts", kind.retry.attempts);
             if let Some(roster) = &kind.roster {
                 let source = match &roster.source {

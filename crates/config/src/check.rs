@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
 use roundelay_broker::{BrokerSettings, BrokerUrl, rabbit};
-use roundelay_handler::http;
 use roundelay_handler::http::{HttpError, HttpSettings};
+use roundelay_handler::{Compare, http};
 use roundelay_ledger::{LedgerUrl, postgres};
 use roundelay_model::egress::Reach;
 use roundelay_model::job::check_name;
@@ -19,7 +19,7 @@ use roundelay_model::topology::Names;
 use roundelay_net::tls::{BrokerTls, TlsSettings};
 
 use super::raw::{self, Raw};
-use super::{api, encryption, exec, model, reasons, recurrence, roster, throttle, tracing};
+use super::{api, encryption, exec, fresh, model, reasons, recurrence, roster, throttle, tracing};
 use crate::problems::{MAX_TIMEOUT, Problems, TEN_YEARS, check_backoff, known, listen_address};
 use crate::settings::{
     CatchUpSettings, Config, HandlerSettings, KindSettings, LedgerSettings, QueueSettings, SpawnSettings, Takeover,
@@ -107,6 +107,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     let throttles = throttle::check(&mut problems, raw.throttles);
     for (name, kind) in &kinds {
         throttle::check_cost(&mut problems, name, kind, &queues, &throttles);
+        fresh::check_budget(&mut problems, (name, kind), &kinds, &queues, &throttles);
     }
 
     if raw.broker.prefix.is_empty() || raw.broker.prefix.len() > 100 || !raw.broker.prefix.chars().all(plain) {
@@ -276,7 +277,8 @@ fn check_kind(
             Some(Unique { window: window.0, until: until.unwrap_or_default() })
         }
     };
-    let recurrence = recurrence::check(problems, name, &kind.take_recurrence(), named);
+    let http = matches!(kind.handler, raw::Handler::Http(_));
+    let recurrence = recurrence::check(problems, name, (&kind.take_recurrence(), http), named);
     let raw::Roster { key: roster_key, queue: roster_queue, priority: roster_priority, .. } = kind.roster.clone();
     let raw::Roster { owner: roster_owner, schedule: roster_schedule, .. } = kind.roster.clone();
     if kind.roster.keys.is_some() && kind.queue.is_none() {
@@ -286,8 +288,12 @@ fn check_kind(
     let retry = check_retry(problems, name, kind.retry, named);
     let of_kind = reasons::OfKind { reasons: kind.reasons, on_status: kind.on_status, on_exit: kind.on_exit };
     let policies = reasons::of_kind(problems, name, reasons, of_kind, &retry, named);
+    let mut handler = check_handler(problems, name, kind.handler, allow);
+    if let Some(fresh) = recurrence.as_ref().and_then(|recurrence| recurrence.fresh.as_ref()) {
+        handler.compare_by(fresh.compare);
+    }
     KindSettings {
-        handler: check_handler(problems, name, kind.handler, allow),
+        handler,
         queue: kind.queue,
         priority: kind.priority,
         timeout: kind.timeout.0,
@@ -340,7 +346,13 @@ fn check_handler(
                 problems.add(&["kinds", name, "handler", "http", "allow"], message);
                 Reach::default()
             });
-            let settings = HttpSettings { url: http.url, headers: http.headers, sign: http.sign.0, allow };
+            let settings = HttpSettings {
+                url: http.url,
+                headers: http.headers,
+                sign: http.sign.0,
+                allow,
+                compare: Compare::default(),
+            };
             if !["http://", "https://"].iter().any(|scheme| settings.url.expose().starts_with(scheme)) {
                 problems.add(&path, format!("`{}` does not begin with http:// or https://", settings.shown_url()));
             } else if let Err(error) = http::check(&settings) {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use roundelay_handler::Compare;
 use roundelay_handler::exec::{ExecSettings, LimitSettings};
 
 use super::raw;
@@ -43,7 +44,7 @@ pub(super) fn check(
     }
     let limits = limits(problems, name, exec.limits);
     let cwd = exec.cwd.map(PathBuf::from);
-    ExecSettings { argv: exec.argv, env: exec.env, cwd, limits, allow: allow.cloned() }
+    ExecSettings { argv: exec.argv, env: exec.env, cwd, limits, allow: allow.cloned(), compare: Compare::default() }
 }
 
 fn limits(problems: &mut Problems, name: &str, limits: raw::Limits) -> LimitSettings {

@@ -13,6 +13,7 @@ use roundelay_model::schedule::{Catch, Cron, From, MISFIRE_WINDOW, Misfire, Over
 use serde::{Deserialize, Serialize};
 
 use super::raw;
+use crate::fresh::{self, FreshSettings};
 use crate::problems::{MAX_TIMEOUT, Problems, TEN_YEARS};
 
 /// What is later than this part of `misfire_spread` is spread: much less than what an outage holds up, and
@@ -34,6 +35,8 @@ pub struct Recurrence {
     pub next_in: (Duration, Duration),
     /// An HTTP answer's `Cache-Control` or `Expires` says when the next tick is due.
     pub freshness: bool,
+    /// The interval follows from what has been learned; `schedule` has the longest one.
+    pub fresh: Option<FreshSettings>,
 }
 
 /// A limit that is no failure to reach.
@@ -72,6 +75,20 @@ impl Recurrence {
             _ => None,
         };
         Guard { interval, tolerance: self.tolerance, cooldown: self.cooldown, late_after }
+    }
+
+    /// When ticks come, for a person.
+    pub fn words(&self) -> String {
+        match &self.fresh {
+            Some(fresh) => format!("learned, {} to {}", short_duration(fresh.min), short_duration(fresh.max)),
+            None => self.schedule.to_string(),
+        }
+    }
+
+    /// The schedule of a chain that begins.
+    pub fn beginning(&self) -> Schedule {
+        let first = self.fresh.as_ref().map(|fresh| Rhythm::Every { interval: fresh.middle(), from: From::Finish });
+        Schedule { rhythm: first.unwrap_or_else(|| self.schedule.rhythm.clone()), ..self.schedule.clone() }
     }
 
     /// How long a run that starts at `now` may take, and how long it is waited for then. `schedule` is that of its
@@ -266,10 +283,18 @@ pub fn at_time(text: &str) -> Result<Time, String> {
 pub fn check(
     problems: &mut Problems,
     name: &str,
-    kind: &raw::Recurrence,
+    (kind, http): (&raw::Recurrence, bool),
     named: &mut Vec<Duration>,
 ) -> Option<Recurrence> {
     let at = |key: &'static str| ["kinds", name, key];
+    let fresh = kind.fresh.as_ref().and_then(|fresh| fresh::check(problems, name, fresh, http));
+    if kind.fresh.is_some() {
+        let others = [("every", kind.every.is_some()), ("from", kind.from.is_some()), ("cron", kind.cron.is_some())];
+        let others = others.into_iter().chain([("at", kind.at.is_some()), ("jitter", kind.jitter.is_some())]);
+        for (key, _) in others.filter(|(_, given)| *given) {
+            problems.add(&at(key), "does not go with `fresh`, which says when");
+        }
+    }
     let when = When {
         every: kind.every.map(|every| every.0),
         from: kind.from,
@@ -277,7 +302,8 @@ pub fn check(
         zone: kind.zone.clone(),
         at: kind.at.clone(),
     };
-    let rhythm = match when.rhythm() {
+    let longest = fresh.as_ref().map(|fresh| Rhythm::Every { interval: fresh.max, from: From::Finish });
+    let rhythm = match longest.map_or_else(|| when.rhythm(), |longest| Ok(Some(longest))) {
         Ok(Some(rhythm)) => rhythm,
         Ok(None) => {
             for (key, given) in kind.needs_a_schedule() {
@@ -356,6 +382,7 @@ pub fn check(
         time_box: time_box(problems, name, kind, interval),
         next_in: (least, most),
         freshness: kind.next_in.as_ref().is_some_and(|within| within.from_headers),
+        fresh,
         schedule: Schedule {
             rhythm,
             jitter,

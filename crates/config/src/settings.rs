@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use roundelay_broker::{BrokerSettings, Delays};
+use roundelay_handler::Compare;
 use roundelay_handler::exec::ExecSettings;
 use roundelay_handler::http::HttpSettings;
 use roundelay_ledger::LedgerUrl;
@@ -20,8 +21,8 @@ use roundelay_model::topology::{Names, Topology};
 
 use crate::check::INTERNAL;
 use crate::{
-    ApiSettings, ModelSettings, OwnSchedule, Reconcile, Recurrence, RosterSettings, TracingSettings, UniqueUntil,
-    throttle,
+    ApiSettings, FreshSettings, ModelSettings, OwnSchedule, Reconcile, Recurrence, RosterSettings, TracingSettings,
+    UniqueUntil, throttle,
 };
 
 /// Checked settings: what they name exists, and what they ask for is possible.
@@ -205,6 +206,11 @@ impl KindSettings {
         self.recurrence.as_ref().is_some_and(|recurrence| recurrence.schedule.follows_the_wall())
     }
 
+    /// How its chains' intervals follow from what has been learned, if they do.
+    pub fn fresh(&self) -> Option<&FreshSettings> {
+        self.recurrence.as_ref()?.fresh.as_ref()
+    }
+
     /// The queue for a job with this payload, if the kind names one.
     ///
     /// # Errors
@@ -227,6 +233,17 @@ pub enum HandlerSettings {
     Http(HttpSettings),
     /// Start a program.
     Exec(ExecSettings),
+}
+
+impl HandlerSettings {
+    /// How it tells whether the entity of a run has changed; a handler in Rust says so itself.
+    pub(super) fn compare_by(&mut self, compare: Compare) {
+        match self {
+            Self::Rust => {}
+            Self::Http(http) => http.compare = compare,
+            Self::Exec(exec) => exec.compare = compare,
+        }
+    }
 }
 
 impl Config {

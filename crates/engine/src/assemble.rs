@@ -215,6 +215,7 @@ impl Engine {
             left: Arc::default(),
             suspects: Arc::default(),
             chores,
+            prices: Arc::default(),
             orders: Arc::new(orders),
             entropy,
             ready: self.ready.clone(),

@@ -8,6 +8,7 @@
 //! |---|---|---|
 //! | `roundelay.roster` | a kind's name | makes the kind's chains follow the roster in its configuration |
 //! | `roundelay.reconcile` | a kind's name | feeds back parts of the kind's runs that failed and are due |
+//! | `roundelay.fresh` | a budget's name | sets the price of its calls |
 //! | `roundelay.history` | `attempts` | deletes records of attempts that are too old, or moves them to the archive |
 //! | `roundelay.history` | `archive` | deletes from the archive |
 //! | `roundelay.history` | `throttles` | forgets throttles and keys of which nothing has started for long |
@@ -29,6 +30,7 @@ use roundelay_model::topology::Names;
 use crate::connections::Connections;
 use crate::dispatch::Dispatch;
 use crate::error::EnrollError;
+use crate::fresh;
 use crate::reconcile;
 use crate::roster;
 use crate::roster::sync::{SyncError, Wishes};
@@ -39,6 +41,8 @@ pub const ROSTER: &str = "roundelay.roster";
 pub const HISTORY: &str = "roundelay.history";
 /// Feeds failed parts back; the key is the kind's name.
 pub const RECONCILE: &str = "roundelay.reconcile";
+/// Sets the price of the calls of a budget, once a minute; the key is the budget's name.
+pub const FRESH: &str = "roundelay.fresh";
 /// The chore that works on the records of attempts.
 const ATTEMPTS: &str = "attempts";
 /// The chore that works on the archive.
@@ -58,6 +62,8 @@ const RESERVE: Duration = Duration::from_secs(30);
 const HISTORY_EVERY: Duration = Duration::from_secs(5 * 60);
 /// The same for the archive.
 const ARCHIVE_EVERY: Duration = Duration::from_secs(3_600);
+/// The price of a call is set this often.
+const FRESH_EVERY: Duration = Duration::from_secs(60);
 /// Nothing is done more often than this.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// Records moved or deleted at a time, few enough that no claim waits long behind it.
@@ -91,11 +97,12 @@ impl Chores {
     }
 
     /// The engine's own kinds; each chore has its own interval.
-    pub(super) fn kinds() -> [(&'static str, KindSettings); 3] {
+    pub(super) fn kinds() -> [(&'static str, KindSettings); 4] {
         [
             (ROSTER, internal_kind(HISTORY_EVERY, ROSTER_TIMEOUT)),
             (HISTORY, internal_kind(HISTORY_EVERY, HISTORY_TIMEOUT)),
             (RECONCILE, internal_kind(HISTORY_EVERY, HISTORY_TIMEOUT)),
+            (FRESH, internal_kind(FRESH_EVERY, HISTORY_TIMEOUT)),
         ]
     }
 
@@ -119,6 +126,8 @@ impl Chores {
             key: name.clone(),
             every: reconcile.every,
         }));
+        let budgets = fresh::budgets(config.kinds.values());
+        chores.extend(budgets.into_iter().map(|key| Chore { kind: FRESH, key, every: FRESH_EVERY }));
         let ledger = &config.ledger;
         // A window of a second would be no window if it moved every five minutes.
         let every = (ledger.history / 10).clamp(MIN_INTERVAL, HISTORY_EVERY);
@@ -289,6 +298,7 @@ impl Handler for Chores {
         match (&*job.kind, &*job.key, self.config().ledger.archive) {
             (ROSTER, kind, _) => self.follow(kind).await,
             (RECONCILE, kind, _) => self.reconcile(kind, until).await,
+            (FRESH, budget, _) => fresh::reprice(&self.config(), &*self.connections.ledger, budget, &job.carry).await,
             (HISTORY, ATTEMPTS, _) => self.age(until).await.into(),
             (HISTORY, ARCHIVE, Some(archive)) => self.expire(archive, until).await.into(),
             (HISTORY, THROTTLES, _) => self.forget_idle(until).await.into(),

@@ -15,6 +15,7 @@ use crate::chores::Chores;
 use crate::claim_time::ClaimTime;
 use crate::companion::Handle;
 use crate::connections::Connections;
+use crate::fresh::Prices;
 use crate::in_hand::Hands;
 use crate::left_behind::LeftBehind;
 use crate::observing::Observing;
@@ -51,6 +52,8 @@ pub(crate) struct Core {
     pub(crate) suspects: Arc<Suspects>,
     /// What this worker does for the engine itself.
     pub(crate) chores: Option<Arc<Chores>>,
+    /// What calls cost.
+    pub(crate) prices: Arc<Prices>,
     /// What programs order of chains.
     pub(crate) orders: Arc<Orders>,
     pub(crate) entropy: Entropy,

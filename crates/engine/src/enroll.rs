@@ -88,7 +88,7 @@ impl Rules {
         let Entity { key, queue, priority, payload, owner, schedule, first_due: _ } = entity;
         self.fits(key, (queue, *priority), payload, owner.as_deref())?;
         match schedule {
-            None => Ok(of_kind.schedule.clone()),
+            None => Ok(of_kind.beginning()),
             Some(own) => OwnSchedule::parse(own).and_then(|own| of_kind.with_own(&own)),
         }
     }

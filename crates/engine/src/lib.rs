@@ -50,6 +50,7 @@ pub mod enroll;
 mod error;
 mod flow_watch;
 mod follow_wall;
+pub mod fresh;
 mod hand_out;
 mod heartbeat;
 pub mod holds;

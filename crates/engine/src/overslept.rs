@@ -233,6 +233,7 @@ mod tests {
             started_tick: TickNo(6),
             batch: (0, 0),
             unavailable: None,
+            learned: None,
         }
     }
 

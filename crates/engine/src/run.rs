@@ -20,7 +20,8 @@ use crate::life::Point;
 use crate::supervised::SupervisedTasks;
 use crate::trace::{Export, Tracer};
 use crate::{
-    catch_up, companion, delays, follow_wall, hand_out, heartbeat, presence, rearm, reload, spread, topology_guard,
+    catch_up, companion, delays, follow_wall, fresh, hand_out, heartbeat, presence, rearm, reload, spread,
+    topology_guard,
 };
 
 impl Engine {
@@ -124,6 +125,10 @@ impl Engine {
         parts.spawn("following how messages sleep", core.observing.life.bind(sleeping));
         let spreading = spread::follow(core.publishing.clone(), stop.clone());
         parts.spawn("giving hot rungs siblings", core.observing.life.bind(spreading));
+        let (catalog, keys) = (core.catalog.clone(), core.publishing.keys());
+        let budgets = move || fresh::budgets(catalog.kinds.read().values().map(|kind| &**kind));
+        let prices = core.prices.clone().follow(core.ledger.ledger.clone(), keys, budgets, stop.clone());
+        parts.spawn("following what calls cost", core.observing.life.bind(prices));
         let outage = hand_out::run((&core).into(), tasks.clone(), stop.clone());
         parts.spawn("running from the ledger", core.observing.life.bind(outage));
         parts.spawn("catch-up", core.observing.life.bind(catch_up::run((&core).into(), tasks.clone(), stop.clone())));

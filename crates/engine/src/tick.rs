@@ -31,6 +31,7 @@ use crate::claim::Answered;
 use crate::core::Core;
 use crate::desk::Open;
 use crate::dispatch::Decided;
+use crate::fresh::{self, Visit, Visited};
 use crate::life::Point;
 use crate::outbox::Asked;
 use crate::permit::Permit;
@@ -81,6 +82,10 @@ struct ChainRun<'a> {
     ran: bool,
     progress: Option<Progress>,
     members: Vec<Member>,
+    /// Where the interval follows from what is learned.
+    visit: Option<Visit>,
+    /// What the visit has come to.
+    visited: Option<Visited>,
     /// Whether a manual run has the place of its kind and key.
     has_place: bool,
     ended: Option<Ended>,
@@ -248,7 +253,13 @@ fn schedule_of_chain(work: &Work<'_>, grant: &Grant) -> Option<Schedule> {
 impl<'a> ChainRun<'a> {
     fn new(core: &'a Core, work: Work<'a>, chain: &'a ChainRef, grant: Grant, lease: &'a Lease<'a>) -> Self {
         let Envelope { kind, key, .. } = work.envelope;
-        let schedule = if grant.once { None } else { schedule_of_chain(&work, &grant) };
+        let mut schedule = if grant.once { None } else { schedule_of_chain(&work, &grant) };
+        let fresh = work.kind.fresh().filter(|_| grant.schedule.is_none());
+        let visit = fresh.zip(schedule.as_mut()).map(|(fresh, schedule)| {
+            let visit = Visit::new(fresh, &core.prices, grant.learned.as_deref(), (grant.at, grant.last_start));
+            *schedule = fresh::schedule(schedule, visit.every(fresh));
+            visit
+        });
         // Hashed only for schedules that ask for it.
         let spread = schedule.as_ref().is_some_and(|schedule| schedule.spread_phase);
         Self {
@@ -266,6 +277,8 @@ impl<'a> ChainRun<'a> {
             ran: false,
             progress: None,
             members: Vec::new(),
+            visit,
+            visited: None,
             has_place: false,
             ended: None,
         }
@@ -291,6 +304,17 @@ impl<'a> ChainRun<'a> {
     /// Whether the chain does not wait for the end of its runs.
     fn runs_beside(&self) -> bool {
         self.schedule.as_ref().is_some_and(|schedule| schedule.overlap == Overlap::Allow)
+    }
+
+    /// What the outcome says of how often the entity changes decides when the next visit comes.
+    fn learn(&mut self, outcome: &mut Outcome, at: Time) {
+        let Work { kind, envelope, .. } = self.work;
+        let (Some(visit), Some(fresh)) = (&mut self.visit, kind.fresh()) else { return };
+        let calendar = self.core.ledger.calendar();
+        self.visited = visit.ended(&envelope.kind, fresh, outcome, (at, &calendar));
+        if let (Some(Visited { every, .. }), Some(schedule)) = (self.visited, &mut self.schedule) {
+            *schedule = fresh::schedule(schedule, every);
+        }
     }
 
     fn setting<'s>(&'s self, calendar: &'s Calendar) -> Setting<'s> {
@@ -382,6 +406,9 @@ impl<'a> ChainRun<'a> {
     /// What the handler is called with.
     async fn call(&mut self, payload: Value, carry: Value, permit: Permit) -> Start {
         let (Work { queue, kind, envelope, id, .. }, grant, chain) = (self.work, &self.grant, self.chain);
+        if let (Some(visit), Some(fresh)) = (&mut self.visit, kind.fresh()) {
+            visit.weigh(fresh, &payload);
+        }
         let limit = self.limit();
         let desk = self.core.observing.desk.open(grant.fence);
         let unavailable = match kind.reconcile {
@@ -459,6 +486,7 @@ impl Source for ChainRun<'_> {
 
     /// What no worker could run becomes a failed part instead, so that people see it and the rest goes on.
     fn gather(&mut self, outcome: &mut Outcome, at: Time) {
+        self.learn(outcome, at);
         let Outcome::DoneWith(yields) = outcome else { return };
         if yields.batch.len() > MAX_MEMBERS {
             let reason = format!("a batch of {} jobs; at most {MAX_MEMBERS} are possible", yields.batch.len());
@@ -529,6 +557,7 @@ impl Source for ChainRun<'_> {
             ran: self.ran,
             left_out: decision.left_out,
             carry,
+            learned: self.visited.map(|visited| visited.known.to_bytes().to_vec()),
             parent: chain.parent,
             from_batch: grant.batch.is_some(),
             members: std::mem::take(&mut self.members),
@@ -540,6 +569,9 @@ impl Source for ChainRun<'_> {
         let finish = core.ledger.retry_until_stopped("finish", || core.ledger.finish(request.clone())).await;
         trace.ended("finish", finishing);
         let fenced = finish == Some(Finish::Fenced);
+        if let (Some(Visited { gap, every, known }), false) = (self.visited, fenced) {
+            core.observing.figures(&envelope.kind).inspect(|figures| figures.visited(gap, every, &known));
+        }
         core.observing.note(envelope, queue, Some((chain, grant.fence)), &decision, fenced, trace);
         // The place of a fenced run is that of the worker that has taken it over.
         let over = matches!(finish, Some(Finish::Applied(_))) && decision.next == Next::End;

@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use roundelay_model::clock::parse_duration;
+use jiff::Timestamp;
+use roundelay_model::clock::{Time, parse_duration};
 use roundelay_model::failure::FailedItem;
-use roundelay_model::outcome::{Discovered, NewJob, Outcome, Yield};
+use roundelay_model::outcome::{Change, Discovered, NewJob, Outcome, Yield};
 use roundelay_model::reason::{Class, Reason, excerpt};
 use serde::Deserialize;
 use serde_json::Value;
@@ -62,8 +63,21 @@ pub fn advice(text: &[u8]) -> Result<Option<Advice>, String> {
 /// Whether the JSON object `text` has no field that is not ours, as the answer of a service that knows nothing of us
 /// would.
 fn all_is_ours(text: &[u8]) -> bool {
-    let known =
-        ["outcome", "reason", "code", "after", "spawn", "chains", "failed", "batch", "carry", "next_in", "throttle"];
+    let known = [
+        "outcome",
+        "reason",
+        "code",
+        "after",
+        "spawn",
+        "chains",
+        "failed",
+        "batch",
+        "carry",
+        "next_in",
+        "changed",
+        "changed_at",
+        "throttle",
+    ];
     let ours = |name: &String| known.contains(&name.as_str());
     serde_json::from_slice::<serde_json::Map<String, Value>>(text).is_ok_and(|all| all.keys().all(ours))
 }
@@ -95,6 +109,10 @@ struct Answer<'a> {
     carry: Option<&'a RawValue>,
     #[serde(borrow, default)]
     next_in: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    changed: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    changed_at: Option<&'a RawValue>,
     #[serde(borrow, default)]
     throttle: Option<&'a RawValue>,
 }
@@ -181,8 +199,8 @@ impl Answer<'_> {
         };
         match (word.as_str(), after) {
             (_, _) if word != "done" && self.asks() => {
-                let with = "`spawn`, `chains`, `failed`, `batch`, `carry` and `next_in` go with";
-                Err(format!("{with} \"done\", not with \"{word}\""))
+                let with = "`spawn`, `chains`, `failed`, `batch`, `carry`, `next_in`, `changed` and `changed_at`";
+                Err(format!("{with} go with \"done\", not with \"{word}\""))
             }
             ("retry", after) => Ok(Outcome::Retry { reason, after }),
             // No wait would be a loop at full speed that no count of attempts ends.
@@ -227,10 +245,12 @@ impl Answer<'_> {
     /// Whether `text`, which has no `outcome`, was written for us all the same: it asks for something, and
     /// all of it is ours.
     fn means_done(&self, text: &[u8]) -> bool {
-        // Other services say `"failed": 3`, too, and mean nothing that is for us; a list is.
+        // Other services say `"failed": 3` and `"changed": 3`, too, and mean nothing that is for us; a list is, and so
+        // is yes or no.
         let parts = self.failed.is_some_and(|failed| failed.get().starts_with('['));
-        let asks = [self.spawn, self.chains, self.batch, self.carry, self.next_in].iter().any(Option::is_some);
-        let asks = asks || parts;
+        let changed = self.changed.is_some_and(|changed| matches!(changed.get(), "true" | "false"));
+        let others = [self.spawn, self.chains, self.batch, self.carry, self.next_in, self.changed_at];
+        let asks = parts || changed || others.iter().any(Option::is_some);
         let of_outcomes = [self.reason, self.code, self.after].iter().any(Option::is_some);
         asks && !of_outcomes && all_is_ours(text)
     }
@@ -255,12 +275,29 @@ impl Answer<'_> {
             batch: jobs("batch", self.batch)?,
             carry: carry.transpose()?,
             next_in,
+            change: self.change()?,
         }))
+    }
+
+    /// What it says of whether the entity has changed.
+    fn change(&self) -> Result<Option<Change>, String> {
+        let changed = self.changed.map(|raw| {
+            let wrong = || format!("`changed` is {}; write true or false", shown(raw.get()));
+            serde_json::from_str(raw.get()).map_err(|_| wrong())
+        });
+        let at = self.changed_at.map(time).transpose()?;
+        Ok(match (changed.transpose()?, at) {
+            (Some(false), _) => Some(Change::Same),
+            (_, Some(at)) => Some(Change::ChangedAt(at)),
+            (Some(true), None) => Some(Change::Changed),
+            (None, None) => None,
+        })
     }
 
     /// Whether it says more than how the run ended.
     fn asks(&self) -> bool {
-        [self.spawn, self.chains, self.failed, self.batch, self.carry, self.next_in].iter().any(Option::is_some)
+        let of_runs = [self.spawn, self.chains, self.failed, self.batch, self.carry, self.next_in];
+        of_runs.iter().chain(&[self.changed, self.changed_at]).any(Option::is_some)
     }
 }
 
@@ -320,6 +357,18 @@ fn duration(raw: &RawValue) -> Result<Duration, String> {
     }
 }
 
+fn time(raw: &RawValue) -> Result<Time, String> {
+    let read = match serde_json::from_str(raw.get()) {
+        Ok(Value::String(text)) => {
+            text.trim().parse::<Timestamp>().ok().map(|at| Time::from_millis(at.as_millisecond()))
+        }
+        Ok(Value::Number(millis)) => millis.as_i64().map(Time::from_millis),
+        _ => None,
+    };
+    let form = "write RFC 3339 with its zone, such as \"2026-09-21T14:13:20Z\", or whole milliseconds since 1970";
+    read.ok_or_else(|| format!("`changed_at` is {}; {form}", shown(raw.get())))
+}
+
 fn has_outcome(text: &[u8]) -> bool {
     serde_json::from_slice::<Value>(text).is_ok_and(|value| !value["outcome"].is_null())
 }
@@ -364,6 +413,14 @@ mod tests {
             "{\"failed\":3}",
             "{\"batch\":7,\"lot\":\"b\"}",
             "{\"carry\":1,\"reason\":\"r\"}",
+            "{\"changed\":3}",
+            "{\"changed\":\"yes\"}",
+            "{\"changed\":null}",
+            "{\"changed\":[]}",
+            "{\"changed\":true,\"rows\":3}",
+            "{\"changed\":false,\"msg\":\"ok\"}",
+            "{\"changed\":true,\"reason\":\"r\"}",
+            "{\"changed_at\":\"2026-09-21T14:13:20Z\",\"name\":\"left-pad\"}",
         ] {
             assert_eq!(decided(text.as_bytes()), None, "{text}");
         }
@@ -383,6 +440,8 @@ mod tests {
     fn a_table_of_decisions() {
         let s = Duration::from_secs;
         let retry = |after| Outcome::Retry { reason: "busy".into(), after };
+        let said = |change| Outcome::DoneWith(Yield { change: Some(change), ..Yield::default() });
+        let at = |millis: i64| Change::ChangedAt(Time::from_millis(1_790_000_000_000 + millis));
         let job = |key: &str, payload, queue: Option<&str>, delay| NewJob {
             kind: "k".into(),
             key: key.into(),
@@ -468,6 +527,22 @@ mod tests {
                 }),
             ),
             (r#"{"chains":[]}"#, Outcome::DoneWith(Yield::default())),
+            (r#"{"changed":true}"#, said(Change::Changed)),
+            (r#"{"changed":false}"#, said(Change::Same)),
+            (r#"{"outcome":"done","changed":true}"#, said(Change::Changed)),
+            (r#"{"outcome":"done","changed":false,"rows":3}"#, said(Change::Same)),
+            (r#"{"outcome":"done","changed":null,"changed_at":null}"#, Outcome::Done),
+            (r#"{"changed_at":"2026-09-21T14:13:20.123Z"}"#, said(at(123))),
+            (r#"{"outcome":"done","changed_at":" 2026-09-21T16:13:20+02:00"}"#, said(at(0))),
+            (r#"{"changed_at":1790000000123}"#, said(at(123))),
+            (r#"{"outcome":"done","changed_at":-1}"#, said(Change::ChangedAt(Time::from_millis(-1)))),
+            (r#"{"changed":true,"changed_at":1790000000001}"#, said(at(1))),
+            (r#"{"changed":false,"changed_at":1790000000001}"#, said(Change::Same)),
+            (r#"{"changed":true,"throttle":{"hold":"5s"}}"#, said(Change::Changed)),
+            (
+                r#"{"changed":true,"carry":7}"#,
+                Outcome::DoneWith(Yield { carry: Some(7.into()), change: Some(Change::Changed), ..Yield::default() }),
+            ),
             (
                 r#"{"outcome":"retry","reason":"busy","code":"rate_limited"}"#,
                 Outcome::retry(Reason::from("busy").coded("rate_limited")),
@@ -497,7 +572,19 @@ mod tests {
             (r#"{"outcome":"fail","reason":5}"#, "`reason` is 5, not text"),
             (r#"{"outcome":"fail","code":5}"#, "`code` is 5; it is the name of a reason"),
             (r#"{"outcome":"fail","code":""}"#, "`code` is \"\"; it is the name"),
-            (r#"{"outcome":"retry","spawn":[]}"#, "`next_in` go with \"done\", not with \"retry\""),
+            (r#"{"outcome":"retry","spawn":[]}"#, "`changed_at` go with \"done\", not with \"retry\""),
+            (r#"{"outcome":"fail","changed":false}"#, "`changed_at` go with \"done\", not with \"fail\""),
+            (r#"{"outcome":"snooze","after":5,"changed_at":1}"#, "go with \"done\", not with \"snooze\""),
+            (r#"{"outcome":"done","changed":"yes"}"#, "`changed` is \"yes\"; write true or false"),
+            (r#"{"outcome":"done","changed":1}"#, "`changed` is 1; write true or false"),
+            (r#"{"carry":1,"changed":[true]}"#, "`changed` is [true]; write true or false"),
+            (r#"{"changed":3,"changed_at":1}"#, "`changed` is 3; write true or false"),
+            (r#"{"changed_at":"yesterday"}"#, "`changed_at` is \"yesterday\"; write RFC 3339 with its zone, such as"),
+            (r#"{"outcome":"done","changed_at":"2026-09-21"}"#, "`changed_at` is \"2026-09-21\"; write RFC 3339"),
+            (r#"{"outcome":"done","changed_at":1.5}"#, "`changed_at` is 1.5; write RFC 3339"),
+            (r#"{"outcome":"done","changed_at":1e99}"#, "or whole milliseconds since 1970"),
+            (r#"{"outcome":"done","changed_at":true}"#, "`changed_at` is true; write RFC 3339"),
+            (r#"{"changed":false,"changed_at":"soon"}"#, "`changed_at` is \"soon\"; write RFC 3339"),
             (r#"{"outcome":"done","next_in":"0s"}"#, "`next_in` must be longer than zero"),
             (r#"{"outcome":"done","next_in":"soon"}"#, "`next_in`: `soon` is not"),
             (r#"{"outcome":"done","batch":[{"kind":"k"}]}"#, "`batch` is not a list as documented"),

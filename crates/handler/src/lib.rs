@@ -11,6 +11,7 @@
 //! traits that the engine implements.
 
 pub mod answer;
+mod compare;
 mod context;
 pub mod exec;
 pub mod http;
@@ -28,6 +29,7 @@ use roundelay_model::job::Job;
 use roundelay_model::outcome::Outcome;
 use roundelay_model::reason::{Class, Reason};
 
+pub use compare::Compare;
 pub use context::{Advice, Context, PermitError, Reports, Upstream};
 pub use span::{Call, HandlerSpan};
 

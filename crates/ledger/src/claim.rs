@@ -104,6 +104,11 @@ pub struct Grant {
     pub refused: Option<Refusal>,
     /// What the run before has handed on, as JSON text.
     pub carry: Option<String>,
+    /// What the runs before have learned of how often the entity changes, as [`FinishRequest::learned`] has left it;
+    /// nothing for the member of a batch.
+    ///
+    /// [`FinishRequest::learned`]: crate::FinishRequest::learned
+    pub learned: Option<Vec<u8>>,
     /// See [`NewChain::owner`](crate::NewChain::owner).
     pub owner: Option<String>,
     /// See [`NewChain::schedule`](crate::NewChain::schedule).

@@ -63,6 +63,9 @@ pub struct FinishRequest {
     pub left_out: (u32, u32),
     /// What is handed on to the next run, as JSON text; `None` leaves what was handed on before.
     pub carry: Option<String>,
+    /// What the chain has learned of how often its entity changes: at most 64 bytes, which the ledger does not read.
+    /// `None` leaves what was there before. That of a batch's member is not kept.
+    pub learned: Option<Vec<u8>>,
     /// See [`Hint::parent`].
     pub parent: Epoch,
     /// The tick had waited for a batch, which is over with this: see [`Grant::batch`](crate::Grant::batch).

@@ -77,6 +77,8 @@ pub struct Listed {
     /// Why its entity is unavailable, when a run has ended the chain for that: the name of the reason, if it
     /// has one, and its words.
     pub unavailable: Option<String>,
+    /// See [`FinishRequest::learned`](crate::FinishRequest::learned).
+    pub learned: Option<Vec<u8>>,
 }
 
 /// An owner's rotations.

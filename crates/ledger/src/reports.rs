@@ -62,6 +62,8 @@ pub struct ChainView {
     pub schedule: Option<String>,
     /// What the last run has handed on, as JSON text.
     pub carry: Option<String>,
+    /// See [`FinishRequest::learned`](crate::FinishRequest::learned).
+    pub learned: Option<Vec<u8>>,
     /// When a run last started; zero when none has.
     pub last_start: Time,
     /// When a run last ended; zero when none has.

@@ -398,10 +398,12 @@ impl Chain {
             owner: None,
             payload: String::new(),
             carry: None,
+            learned: None,
             depth: 0,
             moved: false,
             renamed: false,
             carries: false,
+            learns: false,
         }
     }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::Time;
+use crate::fresh::Visits;
 
 /// The length of a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,6 +79,11 @@ impl Spans {
         *self.0.entry(ms >> digits << digits).or_default() += 1;
     }
 
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.0.values().sum()
+    }
+
     /// Adds the counts of another.
     pub fn add_all(&mut self, other: &Self) {
         for (ms, count) in &other.0 {
@@ -99,7 +105,7 @@ impl Spans {
 }
 
 /// What runs came to.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct KindStats {
     /// How many attempts ended in each way: by verdict, `fenced` or `lost`.
@@ -110,6 +116,9 @@ pub struct KindStats {
     pub late: Spans,
     /// How many occurrences were left out: the chain still ran, or nothing could start.
     pub left_out: u64,
+    /// What visits came to, of a kind whose intervals follow from what is learned.
+    #[serde(skip_serializing_if = "Visits::is_empty")]
+    pub visits: Visits,
     /// Since when it was counted, by the ledger's time; a worker may have begun in the middle of a stretch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Time>,
@@ -132,6 +141,7 @@ impl KindStats {
         self.took.add_all(&other.took);
         self.late.add_all(&other.late);
         self.left_out += other.left_out;
+        self.visits.add(&other.visits);
         self.since = self.since.into_iter().chain(other.since).min();
         self.until = self.until.max(other.until);
     }
@@ -143,7 +153,7 @@ impl KindStats {
 }
 
 /// What the runs of one kind came to, in one stretch of time.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct KindBucket {
     /// How long the stretch is.
     pub step: Step,

@@ -15,7 +15,7 @@
 //! 5. [`outcome`] with its [`reason`]: what the handler said. [`policy`]: what follows by the reason. [`failure`]: what
 //!    is kept of it. [`progress`]: how far a run has come.
 //!    [`kind_stats`]: what the runs of a kind came to, over time.
-//! 6. [`schedule`]: when the next tick is due. [`calendar`] and [`clock`]: the ledger's time and the wall clock.
+//! 6. [`schedule`]: when the next tick is due. [`fresh`]: how often to look at what changes now and then. [`calendar`] and [`clock`]: the ledger's time and the wall clock.
 //!
 //! Beside that: [`backoff`], the pauses between attempts; [`egress`], where HTTP calls may lead; [`ids`], the numbers
 //! of chains, ticks and claims; [`scope`], what a token may do; [`secret`], text that is not shown.
@@ -30,6 +30,7 @@ pub mod egress;
 pub mod encryption;
 pub mod failure;
 pub mod fleet;
+pub mod fresh;
 pub mod guard;
 pub mod ids;
 pub mod job;

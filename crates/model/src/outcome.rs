@@ -71,6 +71,21 @@ pub struct Yield {
     pub carry: Option<Value>,
     /// When the next tick is due, from now, in place of what the schedule says.
     pub next_in: Option<Duration>,
+    /// Whether the entity has changed since the run before; absent, nothing was said of that.
+    pub change: Option<Change>,
+}
+
+/// What a run says of whether its entity has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// The entity is as it was.
+    Same,
+    /// The entity has changed.
+    Changed,
+    /// The entity last changed then, by the wall clock.
+    ChangedAt(Time),
+    /// A number that stands for what the entity is now: another one than at the run before, and it has changed.
+    Mark(u64),
 }
 
 /// A one-off job that a run asks for.

@@ -306,6 +306,7 @@ fn finish(hint: &Hint, fence: Fence, from_batch: bool, now: Time, next: u8, asks
         slack: SLACK,
         ran: !asks_for(1) || verdict == Verdict::Done,
         carry: asks_for(2).then(|| format!("\"carry {asks}\"")),
+        learned: asks_for(128).then(|| vec![0, asks, 255]),
         parent: hint.parent,
         from_batch,
         members: if next == Next::Gather { vec![member(1), member(2)] } else { Vec::new() },

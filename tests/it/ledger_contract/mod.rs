@@ -15,6 +15,7 @@ mod failed;
 mod fleet;
 mod guards;
 mod kept;
+mod learned;
 mod list;
 mod orders;
 mod running;
@@ -155,6 +156,7 @@ pub fn end(hint: &Hint, fence: Fence, at: Time, next: Next, verdict: Verdict) ->
         ran: true,
         left_out: (0, 0),
         carry: None,
+        learned: None,
         parent: hint.parent,
         from_batch: false,
         members: Vec::new(),

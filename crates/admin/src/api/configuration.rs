@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use roundelay_config::HandlerSettings;
+use roundelay_config::{HandlerSettings, Recurrence};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -41,7 +41,7 @@ pub async fn show(State(api): State<Arc<Api>>) -> Json<Configuration> {
     let kinds = config.kinds.iter().map(|(name, kind)| KindRow {
         kind: name.clone(),
         queue: kind.queue.clone(),
-        schedule: kind.recurrence.as_ref().map(|recurrence| recurrence.schedule.to_string()),
+        schedule: kind.recurrence.as_ref().map(Recurrence::words),
         handler: match kind.handler {
             HandlerSettings::Http(_) => "http",
             HandlerSettings::Exec(_) => "exec",

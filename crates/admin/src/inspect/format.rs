@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use roundelay_config::{Config, OwnSchedule, schedule_of, schedule_of_kind};
+use roundelay_config::{Config, OwnSchedule, Recurrence, schedule_of, schedule_of_kind};
 use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
@@ -156,7 +156,11 @@ pub fn schedule(kind: &str, own: Option<&str>, config: &Config) -> Option<String
             Ok(schedule) => format!("{schedule} (its own)"),
             Err(error) => format!("its own cannot be used: {error}"),
         },
-        None => of_kind.to_string(),
+        None => config
+            .kinds
+            .get(kind)
+            .and_then(|kind| kind.recurrence.as_ref())
+            .map_or(of_kind.to_string(), Recurrence::words),
     })
 }
 

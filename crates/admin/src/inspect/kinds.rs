@@ -164,7 +164,9 @@ pub fn kinds(
         let per_minute = |count: u64| count as f64 / minutes;
         let runs = attempts.done + attempts.failed;
         let own = is_internal(kind);
-        let promised = schedule_of_kind(config, kind).filter(|_| !own);
+        // What is learned promises no interval.
+        let learned = config.kinds.get(kind).is_some_and(|kind| kind.fresh().is_some());
+        let promised = schedule_of_kind(config, kind).filter(|_| !own && !learned);
         let promised = promised.and_then(|schedule| schedule.mean_interval(period.now, calendar));
         KindReport {
             kind: kind.to_owned(),

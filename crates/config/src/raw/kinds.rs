@@ -10,7 +10,7 @@ use super::duration::{HumanDuration, secs};
 use super::failures::{Reason, Reconcile, Retry};
 use super::handlers::Handler;
 use super::model::Model;
-use super::recurrence::{From, Misfire, Overlap, Phase, Within};
+use super::recurrence::{Fresh, From, Misfire, Overlap, Phase, Within};
 use super::roster::Roster;
 
 /// A kind of job: what runs it, when it recurs, and what follows when it fails.
@@ -91,6 +91,9 @@ pub struct Kind {
     pub time_box_grace: Option<HumanDuration>,
     /// Within these, a run may say itself when the next one is due. Without it, from a second to 30 days.
     pub next_in: Option<Within>,
+    /// In place of `every`: each chain's interval follows from how often its entity changes, what the entity is worth, and
+    /// what calls cost.
+    pub fresh: Option<Fresh>,
     /// What becomes of a manual run of a chain while its rotation runs. Who asks for the run can say otherwise.
     pub if_running: IfRunning,
     /// There is at most one one-off job of each key at a time: another that comes within so long is dropped.
@@ -137,6 +140,7 @@ impl Default for Kind {
             time_box: None,
             time_box_grace: None,
             next_in: None,
+            fresh: None,
             if_running: IfRunning::default(),
             unique_for: None,
             unique_until: None,

@@ -25,7 +25,7 @@ pub use handlers::{Exec, Handler, Limits};
 pub use kinds::{Kind, Takeover, UniqueUntil};
 pub use model::{Model, Slow};
 pub use queues::{Queue, Throttle};
-pub use recurrence::{From, Misfire, Overlap, Phase, Recurrence};
+pub use recurrence::{Compare, Fresh, From, Misfire, Overlap, Phase, Recurrence};
 pub use roster::Roster;
 pub use stores::{Broker, BrokerTls, Encryption, Ledger};
 pub use tracing::Tracing;

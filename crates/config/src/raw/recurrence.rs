@@ -1,5 +1,6 @@
 //! When the chains of a kind recur: the part of `[kinds]` that is a schedule.
 
+use roundelay_model::fresh;
 use serde::{Deserialize, Serialize};
 
 use super::duration::HumanDuration;
@@ -24,6 +25,7 @@ pub struct Recurrence {
     pub time_box: Option<String>,
     pub time_box_grace: Option<HumanDuration>,
     pub next_in: Option<Within>,
+    pub fresh: Option<Fresh>,
 }
 
 impl Kind {
@@ -46,6 +48,7 @@ impl Kind {
             time_box: self.time_box.take(),
             time_box_grace: self.time_box_grace.take(),
             next_in: self.next_in.take(),
+            fresh: self.fresh.take(),
         }
     }
 }
@@ -133,4 +136,83 @@ pub struct Within {
     /// Whether the `Cache-Control` or `Expires` of an HTTP answer says so, too.
     #[serde(default)]
     pub from_headers: bool,
+}
+
+/// How the interval of each chain follows from how often its entity changes.
+#[derive(Clone, Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(deny_unknown_fields)]
+pub struct Fresh {
+    /// The calls that there are for all chains of the budget: `throttle:NAME` for those that a throttle allows, less what
+    /// other jobs under it take, or so many in a time, such as `2000/1h`. Kinds with the same budget share it.
+    pub budget: String,
+    /// What calls are spent for: that what is known is out of date for a short time (`age`), or seldom (`harmonic`,
+    /// `freshness`). With `freshness`, what changes too fast for its weight is visited only each `max`.
+    #[serde(default)]
+    pub objective: Objective,
+    /// The shortest interval; above zero.
+    pub min: HumanDuration,
+    /// The longest interval.
+    #[cfg_attr(test, schemars(extend("x-most" = "30days")))]
+    pub max: HumanDuration,
+    /// A template for what an entity is worth, over its payload: a number above 0, such as `{{ stars }}`. Without it all
+    /// are worth the same.
+    #[serde(default)]
+    pub weight: Option<String>,
+    /// How a run tells whether its entity has changed: by `changed` in its answer (`word`), by 304 in place of 200
+    /// (`status`), by the `ETag` of the answer (`etag`), or by the answer's body (`hash`). A word in the answer always
+    /// counts.
+    #[serde(default)]
+    pub compare: Compare,
+}
+
+/// What the calls of a budget are spent for.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub enum Objective {
+    /// For how long what is known has been out of date.
+    #[default]
+    Age,
+    /// The share of time in which it is up to date, and no entity is given up.
+    Harmonic,
+    /// The share of time in which it is up to date.
+    Freshness,
+}
+
+impl std::convert::From<Objective> for fresh::Objective {
+    fn from(objective: Objective) -> Self {
+        match objective {
+            Objective::Age => Self::Age,
+            Objective::Harmonic => Self::Harmonic,
+            Objective::Freshness => Self::Freshness,
+        }
+    }
+}
+
+/// How a run tells whether its entity has changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub enum Compare {
+    /// The answer says so.
+    #[default]
+    Word,
+    /// 304 in place of 200.
+    Status,
+    /// Another `ETag`.
+    Etag,
+    /// Another body.
+    Hash,
+}
+
+impl std::convert::From<Compare> for roundelay_handler::Compare {
+    fn from(compare: Compare) -> Self {
+        match compare {
+            Compare::Word => Self::Word,
+            Compare::Status => Self::Status,
+            Compare::Etag => Self::Etag,
+            Compare::Hash => Self::Hash,
+        }
+    }
 }

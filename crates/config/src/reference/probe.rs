@@ -162,6 +162,7 @@ fn candidates(setting: &Node, is: Option<&Value>) -> Vec<Option<Value>> {
         "2GiB",
         "Asia/Tokyo",
         "payload.other",
+        "7/1h",
         "/other.csv",
     ];
     all.extend(texts.map(Value::from));

@@ -262,6 +262,7 @@ mod tests {
                 owner: Some("ann".into()),
                 schedule: None,
                 carry: None,
+                learned: None,
                 last_start: at(40),
                 last_finish: at(40),
                 started_tick: TickNo(2),

@@ -9,6 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use roundelay_model::fresh::Known;
 use roundelay_model::kind_stats::KindStats;
 use roundelay_model::outcome::Verdict;
 use roundelay_model::reason::Class;
@@ -204,6 +205,11 @@ impl KindFigures {
         if overlapped + misfired > 0 {
             self.recent.lock().left_out += u64::from(overlapped) + u64::from(misfired);
         }
+    }
+
+    /// An entity was visited, `gap` after the visit before; the next visit comes in `every`.
+    pub(crate) fn visited(&self, gap: Duration, every: Duration, known: &Known) {
+        self.recent.lock().visits.visited(gap, every, known);
     }
 
     /// An attempt has ended after another worker had claimed its tick.

@@ -31,6 +31,7 @@ use self::program::{LIMITER, Unstartable};
 use self::tail::Tail;
 use super::answer::{self, EXCERPT};
 use super::{Handler, no_more_files, not_followed, out_of_files, wire};
+use crate::compare::{Compare, Marking, saying};
 use crate::context::Context;
 pub use settings::{ExecSettings, LimitSettings};
 
@@ -156,16 +157,25 @@ impl Handler for ExecHandler {
             Err(error) => return self.cannot_start(&error),
         };
         let soft = (!job.grace.is_zero()).then_some(left);
-        let lines = Lines::new(context.clone());
-        match timeout(left + job.grace, converse(&mut group, &wire::encode(&job, context.report_url()), soft, lines))
-            .await
-        {
+        let mut lines = Lines::new(context.clone());
+        let mut marking = (self.settings.compare == Compare::Hash).then(Marking::default);
+        // Of a long output only the end is kept, but all of it counts.
+        let look = |text: &[u8]| {
+            lines.look(text);
+            if let Some(marking) = &mut marking {
+                marking.add(text);
+            }
+        };
+        let input = wire::encode(&job, context.report_url());
+        let talked = timeout(left + job.grace, converse(&mut group, &input, soft, look)).await;
+        match talked {
             Ok(Ok((status, out, err))) => {
+                lines.end();
                 let advice = answer::advice(deciding_line(&out));
                 if let Some(advice) = advice.unwrap_or_else(|why| not_followed(&job, &why)) {
                     context.note(advice);
                 }
-                outcome_of(status, &out, &err)
+                saying(outcome_of(status, &out, &err), marking.map(Marking::mark))
             }
             Ok(Err(error)) => {
                 Outcome::retry(Reason::new(Class::Start, format!("lost track of {}: {error}", self.program)))
@@ -181,17 +191,17 @@ impl Handler for ExecHandler {
 }
 
 /// Feeds the program and listens to it until it ends, then ends what it left behind. After `soft` it is
-/// asked to end.
+/// asked to end. `look` is shown all of its standard output.
 async fn converse(
     group: &mut Group,
     input: &[u8],
     soft: Option<Duration>,
-    mut lines: Lines,
+    look: impl FnMut(&[u8]),
 ) -> std::io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
     let (stdin, stdout, stderr) = group.pipes();
     let (mut out, mut err) = (Tail::default(), Tail::default());
     {
-        let (out, err) = (out.follow(stdout, |text| lines.look(text)), err.follow(stderr, |_| {}));
+        let (out, err) = (out.follow(stdout, look), err.follow(stderr, |_| {}));
         let mut talk = std::pin::pin!(talk(stdin, input, out, err));
         let mut talking = true;
         let mut asking = std::pin::pin!(sleep(soft.unwrap_or_default()));
@@ -211,7 +221,6 @@ async fn converse(
             let _ = timeout(LINGER, talk).await;
         }
     }
-    lines.end();
     Ok((group.reap().await?, out.into(), err.into()))
 }
 

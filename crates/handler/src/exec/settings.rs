@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use roundelay_model::secret::Secret;
 
+use crate::compare::Compare;
+
 /// `handler.exec`. Its `Debug` shows no values of environment variables.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ExecSettings {
@@ -19,6 +21,9 @@ pub struct ExecSettings {
     pub limits: LimitSettings,
     /// The programs that may run, and folders of such: `exec.allow`. Without it, any may.
     pub allow: Option<Vec<PathBuf>>,
+    /// Whether the program's output says that the entity has changed: [`Compare::Hash`]. Nothing else does, besides
+    /// words.
+    pub compare: Compare,
 }
 
 /// `handler.exec.limits`: what is absent is not limited.
@@ -50,6 +55,7 @@ impl fmt::Debug for ExecSettings {
             .field("cwd", &self.cwd)
             .field("limits", &self.limits)
             .field("allow", &self.allow)
+            .field("compare", &self.compare)
             .finish()
     }
 }

@@ -1,10 +1,11 @@
 //! POSTs the job to a URL and takes the answer for the outcome.
 //!
 //! `target` makes the request's URL, `headers` its identity headers, `wire` its body, `signature` signs it, `reach`
-//! says where it may lead and `client` sees to that, and `status` turns the answer into an outcome. `docs/handlers.md`
-//! documents all of it.
+//! says where it may lead and `client` sees to that, `status` turns the answer into an outcome, and `change` says whether
+//! the entity is another than before. `docs/handlers.md` documents all of it.
 
 mod advice;
+mod change;
 mod client;
 mod freshness;
 mod headers;
@@ -18,7 +19,7 @@ use std::error::Error;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use reqwest::header::{
-    AGE, CACHE_CONTROL, CONTENT_TYPE, DATE, EXPIRES, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER,
+    AGE, CACHE_CONTROL, CONTENT_TYPE, DATE, ETAG, EXPIRES, HeaderMap, HeaderName, HeaderValue, LOCATION, RETRY_AFTER,
 };
 use reqwest::{Client, Response};
 use roundelay_model::clock::Clock;
@@ -35,6 +36,7 @@ pub use self::status::{Reply, outcome_of};
 use self::target::Target;
 use super::answer::{self, KEPT};
 use super::{Handler, no_more_files, out_of_files, wire};
+use crate::compare::Compare;
 use crate::context::Context;
 pub use settings::HttpSettings;
 
@@ -49,6 +51,7 @@ pub struct HttpHandler {
     named: bool,
     signer: Signer,
     clock: Clock,
+    compare: Compare,
     /// Whether an answer's headers say when to come again.
     by_headers: bool,
 }
@@ -106,7 +109,8 @@ impl HttpHandler {
         let reach = origin.iter().fold(settings.allow.clone(), Reach::naming);
         let (client, signer) = (clients.get(&reach)?, signer(settings)?);
         let target = Target::new(settings.url.expose(), &client, fixed_headers(settings, &signer)?)?;
-        Ok(Self { client, target, reach, named: origin.is_some(), signer, clock, by_headers: false })
+        let (named, compare) = (origin.is_some(), settings.compare);
+        Ok(Self { client, target, reach, named, signer, clock, compare, by_headers: false })
     }
 
     /// Lets `Cache-Control` and `Expires` of an answer say when the next tick is due, unless its body does.
@@ -158,7 +162,8 @@ impl HttpHandler {
         {
             context.note(advice);
         }
-        let outcome = outcome_of(&reply, now);
+        let etag = response.headers().get(ETAG).map(HeaderValue::as_bytes);
+        let outcome = change::compared(&reply, etag, self.compare, now);
         if !self.by_headers {
             return outcome;
         }

@@ -7,6 +7,8 @@ use roundelay_model::egress::Reach;
 use roundelay_model::secret;
 use roundelay_model::secret::Secret;
 
+use crate::compare::Compare;
+
 /// `handler.http`. Its `Debug` shows neither credentials in the URL nor values of headers.
 #[derive(Clone, Default, PartialEq)]
 pub struct HttpSettings {
@@ -19,6 +21,8 @@ pub struct HttpSettings {
     pub sign: Vec<Secret>,
     /// Where calls may lead besides public addresses.
     pub allow: Reach,
+    /// What of an answer says whether the entity has changed.
+    pub compare: Compare,
 }
 
 impl fmt::Debug for HttpSettings {
@@ -29,6 +33,7 @@ impl fmt::Debug for HttpSettings {
             .field("headers", &headers)
             .field("sign", &self.sign.len())
             .field("allow", &self.allow)
+            .field("compare", &self.compare)
             .finish()
     }
 }

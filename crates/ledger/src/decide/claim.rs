@@ -67,7 +67,7 @@ impl Decide for ClaimRequest {
         let fence = page.take_fence();
         let held = page.at(found);
         let (previous, due, lost) = (held.fence, held.chain.hint.due, held.is_held());
-        // A manual run has the schedule of its rotation, and goes on from what that hands on.
+        // A manual run has the schedule of its rotation, and goes on from what that hands on and has learned.
         let of_rotation = twin.map(|at| page.at(at)).filter(|_| held.chain.once).unwrap_or(held);
         let batch = Batch { total: held.batch_total, failed: held.batch_failed };
         let grant = Grant {
@@ -81,6 +81,7 @@ impl Decide for ClaimRequest {
             lost,
             refused,
             carry: of_rotation.carry.clone(),
+            learned: of_rotation.learned.clone(),
             owner: held.owner.clone(),
             schedule: of_rotation.chain.schedule.clone(),
             batch: Some(batch).filter(|batch| batch.total > 0),

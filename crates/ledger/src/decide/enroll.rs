@@ -125,6 +125,7 @@ fn enroll_one(page: &mut Page, chain: &NewChain) -> Enrolled {
             (held.chain.started_tick, held.chain.last_start, held.chain.last_finish) = (TickNo::NONE, never, never);
         }
         (held.carry, held.carries) = (None, true);
+        (held.learned, held.learns) = (None, true);
         let epoch = held.chain.hint.epoch;
         return created(epoch, tick);
     }

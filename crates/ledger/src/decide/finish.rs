@@ -55,6 +55,10 @@ impl Decide for FinishRequest {
             if self.carry.is_some() {
                 (held.carry, held.carries) = (self.carry.clone(), true);
             }
+            // A member is gone with its batch.
+            if self.learned.is_some() && self.parent.is_none() {
+                (held.learned, held.learns) = (self.learned.clone(), true);
+            }
             // A retired chain waits for no batch.
             let members = if held.chain.state == ChainState::Retired { 0 } else { self.members.len() };
             let members = i64::try_from(members).unwrap_or(i64::MAX);
@@ -97,8 +101,8 @@ impl Decide for FinishRequest {
     }
 }
 
-/// A manual run is a run of its chain: the rotation counts it, takes what it hands on, and ends when it says so.
-/// `start` is when the run started.
+/// A manual run is a run of its chain: the rotation counts it, takes what it hands on and has learned, and ends when it
+/// says so. `start` is when the run started.
 fn count_for_rotation(page: &mut Page, finish: &FinishRequest, manual: &Hint, start: Time) {
     let Some(rotation) = page.named(&manual.kind, &manual.key, false) else { return };
     if finish.ran {
@@ -107,6 +111,9 @@ fn count_for_rotation(page: &mut Page, finish: &FinishRequest, manual: &Hint, st
     }
     if finish.carry.is_some() {
         (rotation.carry, rotation.carries) = (finish.carry.clone(), true);
+    }
+    if finish.learned.is_some() {
+        (rotation.learned, rotation.learns) = (finish.learned.clone(), true);
     }
     rotation.chain.beside &= finish.next != Next::End;
     rotation.moved = true;

@@ -108,6 +108,7 @@ mod tests {
             lost: false,
             refused: None,
             carry: None,
+            learned: None,
             owner: None,
             schedule: None,
             batch: None,

@@ -64,6 +64,8 @@ pub(crate) struct Held {
     pub(crate) payload: String,
     /// `None` unless it was asked for.
     pub(crate) carry: Option<String>,
+    /// `None` unless it was asked for.
+    pub(crate) learned: Option<Vec<u8>>,
     pub(crate) depth: u32,
     /// Its place, lease, or marks are to be written.
     pub(crate) moved: bool,
@@ -71,6 +73,8 @@ pub(crate) struct Held {
     pub(crate) renamed: bool,
     /// What it hands on is to be written.
     pub(crate) carries: bool,
+    /// What it has learned is to be written.
+    pub(crate) learns: bool,
 }
 
 /// A chain to insert.
@@ -185,11 +189,12 @@ pub(crate) struct Page {
 
 impl Page {
     /// Adds a row that was locked. One that comes a second time is left as it was, but for its
-    /// payload.
+    /// payload and what comes with that.
     pub(crate) fn add(&mut self, row: Held) {
         if let Some(known) = self.by_epoch.get(row.found_as).copied() {
             if !row.payload.is_empty() {
-                (self.rows[known].payload, self.rows[known].carry) = (row.payload, row.carry);
+                let known = &mut self.rows[known];
+                (known.payload, known.carry, known.learned) = (row.payload, row.carry, row.learned);
             }
             return;
         }
@@ -417,6 +422,11 @@ impl Held {
     /// Whether a session has claimed the chain, and not finished.
     pub(crate) fn is_held(&self) -> bool {
         self.chain.session != 0
+    }
+
+    /// Whether what it hands on or what it has learned is to be written.
+    pub(crate) fn leaves_more(&self) -> bool {
+        self.carries || self.learns
     }
 
     /// Gives the chain to a session.

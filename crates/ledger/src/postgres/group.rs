@@ -29,7 +29,9 @@ macro_rules! lock {
             $with_payload,
             " THEN payload ELSE '' END, CASE WHEN ",
             $with_payload,
-            " THEN carry END, depth, priority, manual, beside
+            " THEN carry END, CASE WHEN ",
+            $with_payload,
+            " THEN learned END, depth, priority, manual, beside
              FROM chains WHERE epoch = ANY (",
             $which,
             ") ORDER BY epoch FOR UPDATE"
@@ -256,8 +258,8 @@ fn held(row: &Row) -> Result<Held, Error> {
             last_finish: time(19)?,
             batch_open: row.try_get(21)?,
             schedule: row.try_get(24)?,
-            manual: Manual::from_number(row.try_get(29)?),
-            beside: row.try_get(30)?,
+            manual: Manual::from_number(row.try_get(30)?),
+            beside: row.try_get(31)?,
         },
         fence: Fence(row.try_get(13)?),
         watch_at: time(14)?,
@@ -268,10 +270,12 @@ fn held(row: &Row) -> Result<Held, Error> {
         owner: row.try_get(23)?,
         payload: row.try_get(25)?,
         carry: row.try_get(26)?,
-        depth: small(row.try_get(27)?),
+        learned: row.try_get(27)?,
+        depth: small(row.try_get(28)?),
         moved: false,
         renamed: false,
         carries: false,
+        learns: false,
     })
 }
 

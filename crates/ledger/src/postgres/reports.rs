@@ -83,7 +83,7 @@ macro_rules! listed_columns {
              (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f
               WHERE f.kind = chains.kind AND f.key = chains.key AND f.item = '' AND f.permanent
                 AND f.last_at = chains.last_finish)
-         END, priority"
+         END, priority, learned"
     };
 }
 pub(super) use listed_columns;
@@ -94,7 +94,7 @@ impl Reader {
             "SELECT epoch, kind, key, queue, tick, attempt, due, parent, state, payload, nominal, ",
             holder_of!(),
             ", fence, sent, once, owner, schedule, carry, last_start, last_finish, batch_open, batch_total, looks,
-               watch_at, depth, priority, started_tick
+               watch_at, depth, priority, started_tick, learned
              FROM chains WHERE kind = $1 AND key = $2 AND parent = 0 ORDER BY once"
         );
         self.rows(sql, &[&kind, &key], chain).await
@@ -390,6 +390,7 @@ fn chain(row: &Row) -> Result<ChainView, Error> {
         watch_at: time(row, 23)?,
         depth: small(row.try_get(24)?),
         started_tick: TickNo(row.try_get("started_tick")?),
+        learned: row.try_get("learned")?,
     })
 }
 
@@ -427,6 +428,7 @@ pub(super) fn listed(row: &Row) -> Result<Listed, Error> {
         started_tick: TickNo(row.try_get(16)?),
         batch: (row.try_get(17)?, row.try_get(18)?),
         unavailable: row.try_get(19)?,
+        learned: row.try_get("learned")?,
     })
 }
 

@@ -6,7 +6,7 @@ use tokio_postgres::{Client, Error};
 use super::connect::{Session, words};
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 19] = [
+const MIGRATIONS: [&str; 20] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out of order. Text is
     // compared byte by byte, so that an index does not depend on the system's locales. Pages have room to spare, since
     // most updates (a claim changes no indexed column) can then stay on their page and leave the indexes alone; that is
@@ -128,6 +128,7 @@ const MIGRATIONS: [&str; 19] = [
     IN_HAND,
     SYNCHRONOUS,
     KIND_STATS,
+    LEARNED,
 ];
 
 /// Places that stay taken for a whole window are forgotten when that is over, with the history.
@@ -336,6 +337,9 @@ const KIND_STATS: &str = r#"
         said   text NOT NULL,
         PRIMARY KEY (step, at, kind, worker)
     );"#;
+
+/// What chains have learned of how often their entities change.
+const LEARNED: &str = "ALTER TABLE chains ADD COLUMN learned bytea";
 
 /// The sequences of epochs and fences go on from at least now, in microseconds since 1970. So they
 /// never go back, not even when the database was replaced by an older copy of itself: the numbers

@@ -26,8 +26,13 @@ const RENAME: &str = "
                 $9::int8[])
          AS u (found_as, epoch, queue, payload, owner, schedule, depth, priority, manual)
     WHERE c.epoch = u.found_as";
-const CARRY: &str = "
-    UPDATE chains c SET carry = u.carry FROM unnest($1::int8[], $2::text[]) AS u (epoch, carry)
+/// Apart from [`MOVE`], since most runs leave neither of these.
+const LEAVE_MORE: &str = "
+    UPDATE chains c
+    SET carry = CASE WHEN u.carries THEN u.carry ELSE c.carry END,
+        learned = CASE WHEN u.learns THEN u.learned ELSE c.learned END
+    FROM unnest($1::int8[], $2::bool[], $3::text[], $4::bool[], $5::bytea[])
+         AS u (epoch, carries, carry, learns, learned)
     WHERE c.epoch = u.epoch";
 const DROP_MEMBERS: &str = "DELETE FROM chains WHERE parent <> 0 AND parent = ANY ($1::int8[])";
 /// When another worker has begun one of them meanwhile, this fails, and the group is tried again.
@@ -103,7 +108,7 @@ pub(super) fn parts(page: &Page) -> Vec<Part<'_>> {
     let mut parts: Vec<Part<'_>> = [
         dropped(page),
         moved(page),
-        carried(page),
+        left_more(page),
         renamed(page),
         inserted(page),
         begun(page),
@@ -151,11 +156,17 @@ fn dropped(page: &Page) -> Option<Part<'_>> {
     (!over.is_empty()).then(|| Part { sql: DROP_MEMBERS, columns: vec![column(over, |epoch| epoch.get())] })
 }
 
-fn carried(page: &Page) -> Option<Part<'_>> {
-    let rows: Vec<&Held> = page.rows().iter().filter(|row| row.carries).collect();
+fn left_more(page: &Page) -> Option<Part<'_>> {
+    let rows: Vec<&Held> = page.rows().iter().filter(|row| row.leaves_more()).collect();
     (!rows.is_empty()).then(|| Part {
-        sql: CARRY,
-        columns: vec![column(&rows, |row| row.found_as.get()), column(&rows, |row| row.carry.as_deref())],
+        sql: LEAVE_MORE,
+        columns: vec![
+            column(&rows, |row| row.found_as.get()),
+            column(&rows, |row| row.carries),
+            column(&rows, |row| row.carry.as_deref()),
+            column(&rows, |row| row.learns),
+            column(&rows, |row| row.learned.as_deref()),
+        ],
     })
 }
 

@@ -218,6 +218,7 @@ mod tests {
             ran: true,
             left_out: (0, 0),
             carry: None,
+            learned: None,
             parent: hint.parent,
             from_batch: *from_batch,
             members,

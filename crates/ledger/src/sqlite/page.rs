@@ -27,7 +27,7 @@ const DEATHS: &str = "
     SELECT count(*) FROM claims WHERE verdict IS NULL OR (verdict = 'lost' AND reason IS NULL)";
 
 /// The columns of a chain as [`loaded`] reads them, from `chains c` and `hot_chains h`: those that are read often, then
-/// payload and carry.
+/// payload, carry, and what has been learned.
 macro_rules! select_row {
     ($holder:expr, $payload:literal, $which:literal) => {
         concat!(
@@ -51,23 +51,24 @@ macro_rules! holder {
     };
 }
 /// For an end, it does not matter whether the holder's session goes on; to look would cost a tenth of a claim.
-const BY_EPOCH: &str = select_row!("coalesce(h.holder, c.holder) <> 0", "'', NULL", "c.epoch = ?1");
-const BY_EPOCH_WITH_PAYLOAD: &str = select_row!(holder!(), "c.payload, c.carry", "c.epoch = ?1");
-const BY_NAME: &str = select_row!(holder!(), "c.payload, c.carry", "c.kind = ?1 AND c.key = ?2 AND c.parent = 0");
+const BY_EPOCH: &str = select_row!("coalesce(h.holder, c.holder) <> 0", "'', NULL, NULL", "c.epoch = ?1");
+const BY_EPOCH_WITH_PAYLOAD: &str = select_row!(holder!(), "c.payload, c.carry, c.learned", "c.epoch = ?1");
+const BY_NAME: &str =
+    select_row!(holder!(), "c.payload, c.carry, c.learned", "c.kind = ?1 AND c.key = ?2 AND c.parent = 0");
 
 /// Everything of a chain that a run moves; ?1 is the epoch under which it was found.
 macro_rules! cold {
     () => {
         "state = ?2, tick = ?3, attempt = ?4, nominal = ?5, due = ?6, expected = ?7, watch_at = ?8, looks = ?9,
          last_finish = ?10, batch_total = ?11, batch_open = ?12, batch_failed = ?13, beside = ?14,
-         carry = iif(?15, ?16, carry)"
+         carry = iif(?15, ?16, carry), learned = iif(?17, ?18, learned)"
     };
 }
 const MOVE_COLD: &str = concat!("UPDATE chains SET ", cold!(), " WHERE epoch = ?1");
 const MOVE: &str = concat!(
     "UPDATE chains SET ",
     cold!(),
-    ", fence = ?17, holder = ?18, sent = ?19, started_tick = ?20, last_start = ?21 WHERE epoch = ?1"
+    ", fence = ?19, holder = ?20, sent = ?21, started_tick = ?22, last_start = ?23 WHERE epoch = ?1"
 );
 const RENAME: &str = "
     UPDATE chains SET epoch = ?2, queue = ?3, payload = ?4, owner = ?5, schedule = ?6, depth = ?7, priority = ?8, manual = ?9
@@ -189,9 +190,11 @@ fn loaded(row: &Row<'_>) -> Result<(Held, bool)> {
         depth: row.get(at(20))?,
         payload: row.get(at(22))?,
         carry: row.get(at(23))?,
+        learned: row.get(at(24))?,
         moved: false,
         renamed: false,
         carries: false,
+        learns: false,
     };
     Ok((held, row.get(at(21))?))
 }
@@ -325,7 +328,7 @@ impl Store {
     fn write(&mut self, page: &Page, before: &[Before]) -> Result<()> {
         page.writes.over.iter().try_for_each(|epoch| self.drop_members(*epoch))?;
         for (row, before) in page.rows().iter().zip(before) {
-            if row.moved || row.carries {
+            if row.moved || row.leaves_more() {
                 self.write_moved(row, before)?;
             }
             if row.renamed {
@@ -359,13 +362,13 @@ impl Store {
         let holds_itself = !before.is_hot && before.hot.session != 0;
         // When the successor has been sent, the row of `hot_chains` is deleted, and the chain's own row stands.
         let stands_soon = !is_hot || hot.session == 0;
-        if cold != before.cold || row.carries || (moves && (stands_soon || holds_itself)) {
+        if cold != before.cold || row.leaves_more() || (moves && (stands_soon || holds_itself)) {
             let [nominal, due, expected, watch_at, last_finish] = cold.times.map(Time::as_millis);
             let [total, open, failed] = cold.batch;
             // What a row of `hot_chains` stands for is written as it is once the successor has been sent.
             let (holder, sent) = if is_hot { (0, true) } else { (hot.session, hot.sent) };
             let (tick, start) = (hot.started.0.get(), hot.started.1.as_millis());
-            let values: [&dyn ToSql; 21] = [
+            let values: [&dyn ToSql; 23] = [
                 &found_as.get(),
                 &(cold.state as i64),
                 &cold.tick.get(),
@@ -382,6 +385,8 @@ impl Store {
                 &cold.beside,
                 &row.carries,
                 &row.carry,
+                &row.learns,
+                &row.learned,
                 &hot.fence.get(),
                 &holder,
                 &sent,
@@ -390,7 +395,7 @@ impl Store {
             ];
             match moves {
                 true => self.connection.prepare_cached(MOVE)?.execute(&values[..])?,
-                false => self.connection.prepare_cached(MOVE_COLD)?.execute(&values[..16])?,
+                false => self.connection.prepare_cached(MOVE_COLD)?.execute(&values[..18])?,
             };
         }
         match (moves, is_hot) {

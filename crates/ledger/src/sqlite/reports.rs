@@ -371,7 +371,7 @@ pub(super) fn attempt(row: &Row<'_>) -> Result<AttemptRecord> {
 /// The columns that [`chain`] reads after those of the hint.
 const CHAIN: &str = "state, payload, nominal,
     CASE WHEN holder = 0 THEN 0 WHEN holder IN (SELECT session FROM sessions) THEN 1 ELSE 2 END, fence, sent, once, owner, schedule, carry, last_start,
-                     last_finish, batch_open, batch_total, looks, watch_at, depth, started_tick";
+                     last_finish, batch_open, batch_total, looks, watch_at, depth, started_tick, learned";
 
 fn chain(row: &Row<'_>) -> Result<ChainView> {
     let at = |column| AFTER_HINT + column;
@@ -394,6 +394,7 @@ fn chain(row: &Row<'_>) -> Result<ChainView> {
         watch_at: time(row, at(15))?,
         depth: row.get(at(16))?,
         started_tick: TickNo(row.get(at(17))?),
+        learned: row.get(at(18))?,
     })
 }
 
@@ -408,7 +409,7 @@ pub(super) const LISTED: &str = "epoch, kind, key, queue, tick, attempt, due, pa
     -- Of the run that ended it, and of none before.
     iif(state = 2, (SELECT coalesce(f.code || ': ', '') || f.reason FROM failures f
                     WHERE f.kind = chains.kind AND f.key = chains.key AND f.item = '' AND f.permanent
-                      AND f.last_at = chains.last_finish), NULL)";
+                      AND f.last_at = chains.last_finish), NULL), learned";
 
 pub(super) fn listed(row: &Row<'_>) -> Result<Listed> {
     let at = |column| AFTER_HINT + column;
@@ -425,6 +426,7 @@ pub(super) fn listed(row: &Row<'_>) -> Result<Listed> {
         started_tick: TickNo(row.get(at(8))?),
         batch: (row.get(at(9))?, row.get(at(10))?),
         unavailable: row.get(at(11))?,
+        learned: row.get(at(12))?,
     })
 }
 

@@ -6,7 +6,7 @@ use roundelay_model::clock::{Entropy, Time};
 use rusqlite::{Connection, TransactionBehavior, params};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 20] = [
+const MIGRATIONS: [&str; 21] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -133,6 +133,7 @@ const MIGRATIONS: [&str; 20] = [
     SESSIONS,
     IN_HAND,
     KIND_STATS,
+    LEARNED,
 ];
 
 /// Places that stay taken for a whole window are forgotten when that is over, with the history.
@@ -392,6 +393,19 @@ const KIND_STATS: &str = "
         PRIMARY KEY (step, at, kind, worker)
     ) WITHOUT ROWID;";
 
+/// What chains have learned of how often their entities change.
+const LEARNED: &str = "
+    ALTER TABLE chains ADD COLUMN learned BLOB;
+    DROP VIEW chains_now;
+    CREATE VIEW chains_now AS
+        SELECT c.epoch, c.kind, c.key, c.queue, c.state, c.tick, c.attempt, c.nominal, c.due,
+               coalesce(h.fence, c.fence) AS fence, coalesce(h.holder, c.holder) AS holder,
+               coalesce(h.sent, c.sent) AS sent, c.expected, c.watch_at, c.looks, c.payload, c.once, c.owner,
+               c.schedule, c.carry, c.learned, coalesce(h.started_tick, c.started_tick) AS started_tick,
+               coalesce(h.last_start, c.last_start) AS last_start, c.last_finish, c.parent, c.batch_total,
+               c.batch_open, c.batch_failed, c.depth, c.priority, c.manual, c.beside
+        FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch;";
+
 /// The version of the format that this program knows.
 pub const VERSION: u32 = MIGRATIONS.len() as u32;
 
@@ -486,11 +500,11 @@ mod tests {
     use roundelay_model::ids::{Epoch, TickNo};
 
     use super::*;
-    use crate::chain::Hint;
-    use crate::claim::{Claim, ClaimRequest};
+    use crate::chain::{Hint, Holder};
+    use crate::claim::{Claim, ClaimRequest, Grant};
     use crate::sqlite::SqliteLedger;
     use crate::url::LedgerUrl;
-    use crate::{Jobs, Protocol, Sessions};
+    use crate::{Jobs, Protocol, Reports, Sessions};
 
     #[test]
     fn a_file_of_version_1_is_brought_up_to_date_with_all_that_is_in_it() {
@@ -569,7 +583,10 @@ mod tests {
                 ahead: Duration::ZERO,
             };
             let claim = ledger.claim(ask(hint("a", 1, 7))).await.unwrap();
-            assert!(matches!(&claim, Claim::Granted(grant) if !grant.lost), "version {version}: {claim:?}");
+            let goes_on = |grant: &Grant| !grant.lost && grant.learned.is_none();
+            assert!(matches!(&claim, Claim::Granted(grant) if goes_on(grant)), "version {version}: {claim:?}");
+            let view = ledger.chains("sync".into(), "a".into()).await.unwrap();
+            assert_eq!((view[0].holder, &view[0].learned), (Holder::Alive, &None), "version {version}");
             let claim = ledger.claim(ask(hint("b", 2, 9))).await.unwrap();
             assert_eq!(claim, Claim::Runs, "version {version}");
             let beat = ledger.beat(session, Vec::new()).await.unwrap();

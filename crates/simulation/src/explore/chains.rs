@@ -847,6 +847,7 @@ impl Step<'_> {
             ran: true,
             left_out: (0, 0),
             carry: None,
+            learned: None,
             parent: Epoch::NONE,
             from_batch: false,
             members: Vec::new(),

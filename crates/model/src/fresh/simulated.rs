@@ -1,0 +1,286 @@
+//! Chains whose entities change at rates that nobody knows, under a budget: against the best intervals of who knows all.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::time::Duration;
+
+use super::{Budget, Known, Objective, Seen, Visits, interval, visited};
+use crate::clock::{Entropy, Time};
+
+/// The median time between changes, in seconds: an hour.
+const MEDIAN: f64 = 3_600.0;
+const BOUNDS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(400 * 3_600));
+/// The interval of chains of which nothing is known: four times what the budget has room for.
+const MIDDLE: Duration = Duration::from_secs(900);
+/// How often the price is set anew, in seconds.
+const PRICED_EVERY: f64 = 60.0;
+
+#[derive(Clone, Copy, Debug)]
+struct Entity {
+    rate: f64,
+    weight: f64,
+}
+
+/// A number of the normal distribution (Box and Muller).
+fn normal(dice: &Entropy) -> f64 {
+    (-2.0 * (1.0 - dice.unit()).ln()).sqrt() * (std::f64::consts::TAU * dice.unit()).cos()
+}
+
+/// Rates are lognormal with sigma 2. Weights are equal, or fall as those of Zipf's law and have nothing to do with rates.
+fn entities(number: usize, zipf: bool, dice: &Entropy) -> Vec<Entity> {
+    let mut weights: Vec<f64> = (1..=number).map(|rank| if zipf { 1.0 / rank as f64 } else { 1.0 }).collect();
+    for n in (1..number).rev() {
+        weights.swap(n, dice.below(n + 1));
+    }
+    weights.into_iter().map(|weight| Entity { rate: (2.0 * normal(dice)).exp() / MEDIAN, weight }).collect()
+}
+
+/// The mean age of what is known, in seconds, and the share of time in which it is right, both by weight.
+#[derive(Clone, Copy, Debug)]
+struct Quality {
+    age: f64,
+    fresh: f64,
+}
+
+/// What fixed intervals come to, by the formulas.
+fn expected(entities: &[Entity], intervals: impl Fn(&Entity) -> f64) -> Quality {
+    let (mut age, mut fresh, mut all) = (0.0, 0.0, 0.0);
+    for entity in entities {
+        let every = intervals(entity);
+        let x = entity.rate * every;
+        let chance = -(-x).exp_m1();
+        // Of small numbers the differences would have no digits left.
+        let of_age = if x < 0.01 { every * x / 6.0 } else { every * (0.5 - 1.0 / x + chance / (x * x)) };
+        age += entity.weight * of_age;
+        fresh += entity.weight * chance / x;
+        all += entity.weight;
+    }
+    Quality { age: age / all, fresh: fresh / all }
+}
+
+/// The best there is, for who knows all rates: the price at which calls are exactly the budget, found by halving.
+fn optimum(entities: &[Entity], objective: Objective, budget: f64) -> Quality {
+    let every =
+        |entity: &Entity, price: f64| interval(objective, entity.rate, entity.weight, price, BOUNDS).as_secs_f64();
+    let calls = |price: f64| entities.iter().map(|entity| 1.0 / every(entity, price)).sum::<f64>();
+    let (mut low, mut high) = (-100.0_f64, 100.0_f64);
+    while high - low > 1e-6 {
+        let middle = (low + high) / 2.0;
+        if calls(middle.exp()) > budget { low = middle } else { high = middle }
+    }
+    expected(entities, |entity| every(entity, high.exp()))
+}
+
+/// A run of chains that learn, under a throttle that lets calls start at the budget's pace.
+struct Run<'a> {
+    entities: &'a [Entity],
+    objective: Objective,
+    /// Calls for each second.
+    calls: f64,
+    dice: Entropy,
+    known: Vec<Option<Known>>,
+    /// When each was visited last, when it changes next after that, and until when what was lost is counted.
+    visited: Vec<f64>,
+    change: Vec<f64>,
+    counted: Vec<f64>,
+    /// Which is due when, in milliseconds.
+    due: BinaryHeap<Reverse<(i64, usize)>>,
+    budget: Budget,
+    visits: Visits,
+    now: f64,
+    slot: f64,
+    /// What was lost by age, and the time in which it was right, by weight.
+    lost: (f64, f64),
+}
+
+impl<'a> Run<'a> {
+    fn new(entities: &'a [Entity], objective: Objective, calls: f64, seed: u64) -> Self {
+        let dice = Entropy::seeded(seed);
+        // As the roster spreads them, over the interval of chains of which nothing is known.
+        let due = (0..entities.len()).map(|n| Reverse(((dice.unit() * MIDDLE.as_secs_f64() * 1_000.0) as i64, n)));
+        Self {
+            entities,
+            objective,
+            calls,
+            known: vec![None; entities.len()],
+            visited: vec![0.0; entities.len()],
+            change: entities.iter().map(|entity| -(1.0 - dice.unit()).ln() / entity.rate).collect(),
+            counted: vec![0.0; entities.len()],
+            due: due.collect(),
+            budget: Budget::default(),
+            visits: Visits::default(),
+            now: 0.0,
+            slot: 0.0,
+            lost: (0.0, 0.0),
+            dice,
+        }
+    }
+
+    /// Until that many seconds; answers how many calls there were.
+    fn until(&mut self, end: f64) -> u64 {
+        let mut calls = 0;
+        while let Some(Reverse((due, n))) = self.due.peek().copied() {
+            // No slot is earlier than the throttle allows.
+            let at = (due as f64 / 1_000.0).max(self.slot);
+            if at >= end {
+                break;
+            }
+            self.due.pop();
+            self.now = at;
+            self.slot = at + 1.0 / self.calls;
+            calls += 1;
+            self.visit(n);
+            if self.now - self.budget.upto.as_millis() as f64 / 1_000.0 >= PRICED_EVERY {
+                self.set_price();
+            }
+        }
+        calls
+    }
+
+    /// Counts what is lost of an entity until then.
+    fn count(&mut self, n: usize, until: f64) {
+        let (from, change, weight) = (self.counted[n], self.change[n], self.entities[n].weight);
+        let old = |at: f64| (at - change).max(0.0);
+        self.lost.0 += weight * (old(until).powi(2) - old(from).powi(2)) / 2.0;
+        self.lost.1 += weight * (until.min(change) - from).max(0.0);
+        self.counted[n] = until;
+    }
+
+    fn visit(&mut self, n: usize) {
+        let Entity { rate, weight } = self.entities[n];
+        let first = self.known[n].is_none();
+        let gap = if first { MIDDLE } else { Duration::from_secs_f64(self.now - self.visited[n]) };
+        self.count(n, self.now);
+        let changed = self.change[n] < self.now;
+        // Changes have no memory: the first one after a visit comes so long after it.
+        self.change[n] = self.now - (1.0 - self.dice.unit()).ln() / rate;
+        let now = Time::from_millis((self.now * 1_000.0) as i64);
+        let seen = if changed { Seen::Changed } else { Seen::Same };
+        let known = visited(self.known[n], Some(seen), weight, None, now, self.budget.prior("app", MIDDLE));
+        let every = self.budget.interval(self.objective, &known, gap, BOUNDS).unwrap_or(MIDDLE);
+        self.visits.visited(gap, every, &known);
+        self.known[n] = Some(known);
+        self.visited[n] = self.now;
+        // As the balancer chooses within the jitter, roughly.
+        let due = self.now + every.as_secs_f64() * (0.95 + 0.1 * self.dice.unit());
+        self.due.push(Reverse(((due * 1_000.0) as i64, n)));
+    }
+
+    fn set_price(&mut self) {
+        let now = Time::from_millis((self.now * 1_000.0) as i64);
+        let length = now.since(self.budget.upto);
+        let visits = BTreeMap::from([("app".to_owned(), (std::mem::take(&mut self.visits), MIDDLE))]);
+        let allowed = self.calls * length.as_secs_f64();
+        self.budget = std::mem::take(&mut self.budget).after(&visits, self.objective, (now, length), (allowed, 0.0));
+    }
+
+    /// What the time from now until `end` comes to; and the fewest and the most calls of an hour, by the budget.
+    fn measured(&mut self, end: f64) -> (Quality, (f64, f64)) {
+        let (begin, mut hours) = (self.now, (f64::MAX, 0.0_f64));
+        (0..self.entities.len()).for_each(|n| self.count(n, begin));
+        self.lost = (0.0, 0.0);
+        let mut hour = begin;
+        while hour < end {
+            let calls = self.until(hour + 3_600.0) as f64 / (3_600.0 * self.calls);
+            hours = (hours.0.min(calls), hours.1.max(calls));
+            hour += 3_600.0;
+        }
+        (0..self.entities.len()).for_each(|n| self.count(n, hour));
+        let all: f64 = self.entities.iter().map(|entity| entity.weight).sum::<f64>() * (hour - begin);
+        (Quality { age: self.lost.0 / all, fresh: self.lost.1 / all }, hours)
+    }
+}
+
+/// Visits on average, before it is measured and while it is.
+const LEARNING: f64 = 20.0;
+const MEASURED: f64 = 40.0;
+
+fn compare(number: usize, zipf: bool, objective: Objective, seed: u64) -> (Quality, Quality, Quality, (f64, f64)) {
+    let dice = Entropy::seeded(seed);
+    let entities = entities(number, zipf, &dice);
+    let budget = number as f64 / MEDIAN;
+    let uniform = expected(&entities, |_| MEDIAN);
+    let best = optimum(&entities, objective, budget);
+    let mut run = Run::new(&entities, objective, budget, seed);
+    run.until(LEARNING * MEDIAN);
+    let (learned, hours) = run.measured((LEARNING + MEASURED) * MEDIAN);
+    println!(
+        "{number} chains, {}, {objective:?}, seed {seed}: age uniform {:.0} s, learned {:.0}, best {:.0}; \
+         fresh {:.3}, {:.3}, {:.3}; calls in an hour {:.3} to {:.3} of the budget",
+        if zipf { "Zipf" } else { "equal" },
+        uniform.age,
+        learned.age,
+        best.age,
+        uniform.fresh,
+        learned.fresh,
+        best.fresh,
+        hours.0,
+        hours.1
+    );
+    (uniform, learned, best, hours)
+}
+
+#[test]
+fn what_is_learned_is_about_as_good_as_what_is_known() {
+    for (number, zipf, objective, seed) in [
+        (400, false, Objective::Age, 1),
+        (400, true, Objective::Age, 2),
+        (400, true, Objective::Harmonic, 3),
+        (20_000, false, Objective::Age, 4),
+        (20_000, true, Objective::Age, 5),
+        (20_000, true, Objective::Harmonic, 6),
+    ] {
+        let (uniform, learned, best, hours) = compare(number, zipf, objective, seed);
+        assert!(learned.fresh >= 0.97 * best.fresh, "fresh {:.3} of {:.3}", learned.fresh, best.fresh);
+        assert!(learned.age <= 1.15 * best.age, "age {:.0} of {:.0}", learned.age, best.age);
+        if zipf {
+            assert!(
+                learned.age <= 0.45 * uniform.age || objective != Objective::Age,
+                "age {:.0} of uniform's",
+                learned.age
+            );
+        }
+        // Of few chains an hour has few calls, which come as they are due.
+        let least = if number > 1_000 { 0.92 } else { 0.88 };
+        assert!(hours.0 >= least && hours.1 <= 1.0 + 1.0 / number as f64, "calls in an hour: {hours:?}");
+    }
+}
+
+#[test]
+fn what_changes_too_fast_for_its_weight_is_left_to_its_longest_interval() {
+    let (_, learned, best, hours) = compare(400, true, Objective::Freshness, 1);
+    assert!(learned.fresh >= 0.94 * best.fresh && hours.1 <= 1.01, "{learned:?}, {best:?}, {hours:?}");
+    assert!(learned.age > 3.0 * MEDIAN / 4.0, "which is why it is not the default: {learned:?}");
+}
+
+#[test]
+fn calls_follow_a_budget_that_is_cut_in_half_and_one_that_doubles() {
+    let entities = entities(4_000, true, &Entropy::seeded(8));
+    let mut run = Run::new(&entities, Objective::Age, 4_000.0 / MEDIAN, 8);
+    run.until(20.0 * MEDIAN);
+    let steady = run.budget.price.unwrap().get();
+    for (factor, bounds) in [(0.5, (1.5, 8.0)), (2.0, (0.6, 1.6))] {
+        run.calls *= factor;
+        let begin = run.now;
+        // For each ten minutes: what is wanted, by what there is; and the price, by the one before the cut.
+        let told: Vec<(f64, f64)> = (1..=36)
+            .map(|step| {
+                run.until(begin + f64::from(step) * 600.0);
+                (run.budget.wanted / run.budget.allowed, run.budget.price.unwrap().get() / steady)
+            })
+            .collect();
+        let follows = 1 + told.iter().position(|(wanted, _)| (wanted - 1.0).abs() < 0.1).unwrap();
+        let last = told.last().unwrap().1;
+        let is_steady = 1 + told.iter().rposition(|(_, price)| (price / last - 1.0).abs() > 0.2).unwrap();
+        println!(
+            "{factor} times the calls: what is wanted fits within {} minutes, the price is steady after {}, at {last:.2}",
+            follows * 10,
+            is_steady * 10
+        );
+        assert!(follows <= 6, "{told:?}");
+        assert!(bounds.0 <= last && last <= bounds.1, "{told:?}");
+        // What had been due before came late, and then no more.
+        let behind = run.due.peek().map_or(0.0, |Reverse((due, _))| run.now - *due as f64 / 1_000.0);
+        assert!(behind < 0.1 * MEDIAN, "{behind} s late");
+    }
+}

@@ -1,0 +1,193 @@
+//! Intervals that follow from how often entities change: learned, weighed, and within a budget.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use roundelay::clock::Time;
+use roundelay::encryption::Keyring;
+use roundelay::engine::fresh::read;
+use roundelay::fresh::Known;
+use roundelay::ledger::{FailureFilter, Failures, NewChain, Reports};
+use roundelay::outcome::{Change, Yield};
+use roundelay::{Config, Outcome};
+use serde_json::json;
+
+use crate::virtual_time::{MONDAY, World, chain};
+
+const CONFIG: &str = r#"
+[throttles.shop]
+allow = 60
+per = "1m"
+[queues.q]
+throttle = "shop"
+[kinds.app]
+queue = "q"
+fresh = { budget = "throttle:shop", min = "5s", max = "4h", weight = "{{ stars }}" }
+[kinds.other]
+queue = "q"
+"#;
+const CHAINS: usize = 200;
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// How often the entity with this number changes.
+fn period(n: usize) -> Duration {
+    Duration::from_secs([60, 600, 3_600, 36_000][n % 4])
+}
+
+/// What the entity is worth: one in five has ten stars.
+fn stars(n: usize) -> u32 {
+    if n.is_multiple_of(5) { 10 } else { 1 }
+}
+
+fn number(key: &str) -> usize {
+    key.parse().unwrap()
+}
+
+/// How often the entity has changed until then, each time after its period; their phases differ.
+fn changes(n: usize, at: Time) -> u64 {
+    let period = period(n).as_millis() as u64;
+    (at.as_millis() as u64 + n as u64 * 7_919 * 1_000) / period
+}
+
+/// A world whose entities say whether they have changed since they were last asked.
+async fn world() -> World {
+    let mut world = World::new(CONFIG, MONDAY);
+    let known: Mutex<HashMap<String, u64>> = Mutex::default();
+    world.script("app", move |job| {
+        let now = changes(number(&job.key), job.nominal);
+        let changed = known.lock().insert(job.key.to_string(), now).is_some_and(|before| before != now);
+        let change = Some(if changed { Change::Changed } else { Change::Same });
+        (Duration::from_millis(200), Outcome::DoneWith(Yield { change, ..Yield::default() }))
+    });
+    let chains = (0..CHAINS).map(|n| NewChain {
+        payload: json!({ "stars": stars(n) }).to_string(),
+        ..chain("app", &n.to_string(), "q", MONDAY + Duration::from_secs(n as u64))
+    });
+    world.chains(chains.collect()).await;
+    world
+}
+
+/// How often each entity was visited in an hour that begins then.
+fn visits(world: &World, hour: u32) -> Vec<usize> {
+    let mut visits = vec![0; CHAINS];
+    let begin = world.begin + HOUR * hour;
+    for seen in world.seen("app") {
+        if seen.from >= begin && seen.from < begin + HOUR {
+            visits[number(&seen.job.key)] += 1;
+        }
+    }
+    visits
+}
+
+/// Their mean over the entities for which this holds.
+fn mean(visits: &[usize], of: impl Fn(usize) -> bool) -> f64 {
+    let fitting: Vec<usize> = (0..CHAINS).filter(|n| of(*n)).map(|n| visits[n]).collect();
+    fitting.iter().sum::<usize>() as f64 / fitting.len() as f64
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_go_where_entities_change_and_are_worth_more_and_stay_within_the_budget() {
+    let mut world = world().await;
+    world.start_with_chores().await;
+    world.until(HOUR * 8).await;
+    let visits = visits(&world, 7);
+    let all: usize = visits.iter().sum();
+    assert!((3_240..=3_600).contains(&all), "of 3,600 calls in the last hour {all} were used");
+    let (fast, slow) = (mean(&visits, |n| n % 4 == 0), mean(&visits, |n| n % 4 == 3));
+    assert!(fast > 3.0 * slow, "what changes each minute {fast}, each ten hours {slow}");
+    assert!(visits.iter().all(|visits| *visits > 0), "none is given up: {visits:?}");
+    let of = |worth: u32| mean(&visits, |n| n % 4 == 1 && stars(n) == worth);
+    assert!(of(10) > 1.5 * of(1), "with ten stars {}, with one {}", of(10), of(1));
+    // What was learned is in the ledger.
+    for n in (0..CHAINS).filter(|n| n % 4 == 1 || n % 4 == 2) {
+        let view = world.ledger.chains("app".into(), n.to_string()).await.unwrap().remove(0);
+        let known = Known::from_bytes(&view.learned.expect("it is known")).unwrap();
+        let off = known.learned.rate() * period(n).as_secs_f64();
+        assert!((0.2..5.0).contains(&off), "{n}: {off} times its rate: {known:?}");
+        assert_eq!(known.weight, stars(n) as f32);
+    }
+    let told = read(&*world.ledger, &Keyring::default(), "throttle:shop").await.unwrap().unwrap();
+    assert!((150.0..250.0).contains(&told.kinds["app"].chains), "{told:?}");
+    assert!((told.wanted / told.allowed - 1.0).abs() < 0.25 && told.allowed == 1.0, "{told:?}");
+    assert!(told.fresh.is_some_and(|fresh| fresh > 0.3 && fresh < 1.0) && told.age.is_some(), "{told:?}");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_of_other_jobs_make_a_call_dearer_and_none_cheaper() {
+    let mut world = world().await;
+    world.start_with_chores().await;
+    world.until(HOUR * 4).await;
+    let price = async |world: &World| {
+        let told = read(&*world.ledger, &Keyring::default(), "throttle:shop").await.unwrap().unwrap();
+        (told.price.unwrap().get(), told)
+    };
+    let (before, _) = price(&world).await;
+    // Every second minute 60 further jobs: half of all calls.
+    for minute in 0..120 {
+        for n in 0..30 {
+            world.publish("q", "other", &format!("{minute}-{n}"), json!(null)).await;
+        }
+        world.until(HOUR * 4 + Duration::from_secs(60 * (minute + 1))).await;
+    }
+    let (after, told) = price(&world).await;
+    assert!(after > 1.5 * before, "{before}, then {after}");
+    assert!((0.4..0.6).contains(&(told.others / told.allowed)), "{told:?}");
+    let visits: usize = visits(&world, 5).iter().sum();
+    assert!((1_400..=1_900).contains(&visits), "half of 3,600 is left: {visits}");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_weight_that_is_none_is_a_failed_part_and_stops_nothing() {
+    let mut world = World::new(CONFIG, MONDAY);
+    world.chains(vec![NewChain { payload: r#"{"stars":"many"}"#.into(), ..chain("app", "a", "q", MONDAY) }]).await;
+    world.start_with_chores().await;
+    world.until(HOUR).await;
+    assert!(world.seen("app").len() >= 2, "it goes on");
+    let failure = world.ledger.failed(FailureFilter::default(), None, 2).await.unwrap().remove(0);
+    assert_eq!((failure.key.as_str(), failure.item.as_str()), ("a", "weight"));
+    assert!(failure.reason.contains("gives `many`; a number above 0 is possible"), "{failure:?}");
+    world.stop().await;
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let parsed = |fresh: &str, more: &str| {
+        let text = format!(
+            "[throttles.shop]\nallow = 6\nper = \"1s\"\n[queues.q]\nthrottle = \"shop\"\n[queues.free]\n[kinds.k]\nqueue = \
+             \"q\"\nfresh = {{ {fresh} }}\nhandler.exec.argv = [\"/bin/true\"]\n{more}"
+        );
+        Config::parse(&text, "r.toml", []).map(drop).map_err(|error| error.to_string()).err().unwrap_or_default()
+    };
+    let bounds = "min = \"1m\", max = \"1h\"";
+    assert_eq!(parsed(&format!("budget = \"throttle:shop\", {bounds}"), ""), "");
+    assert_eq!(
+        parsed(&format!("budget = \"2000/1h\", {bounds}, objective = \"harmonic\", compare = \"hash\""), ""),
+        ""
+    );
+    let other = "[kinds.l]\nqueue = \"free\"\nhandler.exec.argv = [\"/bin/true\"]\nfresh = { budget = \"BUDGET\", objective = \
+                 \"harmonic\", min = \"1m\", max = \"1h\" }\n";
+    for (fresh, more, says) in [
+        (
+            format!("budget = \"throttle:shpo\", {bounds}"),
+            String::new(),
+            "there is no [throttles.shpo]; did you mean `shop`?",
+        ),
+        (format!("budget = \"many\", {bounds}"), String::new(), "write \"throttle:NAME\""),
+        (format!("budget = \"0/1h\", {bounds}"), String::new(), "is no budget"),
+        (format!("budget = \"5/1h\", {bounds}"), "every = \"5m\"\n".into(), "does not go with `fresh`"),
+        ("budget = \"5/1h\", min = \"2h\", max = \"1h\"".into(), String::new(), "not above `max`"),
+        (format!("budget = \"5/1h\", {bounds}, compare = \"etag\""), String::new(), "goes with an HTTP handler"),
+        (format!("budget = \"5/1h\", {bounds}"), other.replace("BUDGET", "5/1h"), "a call has one price"),
+        (
+            format!("budget = \"5/1h\", {bounds}"),
+            other.replace("BUDGET", "throttle:shop"),
+            "its queue is not under the throttle shop",
+        ),
+    ] {
+        let told = parsed(&fresh, &more);
+        assert!(told.contains(says), "{fresh}: {told}");
+    }
+}
