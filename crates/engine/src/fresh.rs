@@ -1,9 +1,9 @@
 //! Intervals that follow from what has been learned of entities: `kinds.NAME.fresh`.
 //!
-//! The rules are in [`roundelay_model::fresh`]. What is known of a chain goes with its finish ([`Visit`]). What visits came
+//! The rules are in [`roundelay_model::fresh`]. What is known of a chain goes with its finish. What visits came
 //! to goes with the figures of its kind. Once a minute a chore, one for each budget, makes the new price of these, and
 //! hands it on to its next run; so the price is in the ledger, and set by one worker at a time. All workers read it from
-//! there ([`Prices`]).
+//! there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -21,16 +21,7 @@ pub enum Objective {
 /// The longest interval that is worked out, in mean times between changes: beyond, `max` decides.
 const FURTHEST: f64 = 1e9;
 
-/// How long until the next visit of an entity, in seconds, before `min` and `max` of its kind bound it.
-///
-/// `rate` is how often the entity changes in a second, `weight` what one second of it is worth, and `price` what a call
-/// costs, in the objective's own unit: seconds² for [`Objective::Age`], seconds for the others. All three are above 0.
-/// With `x = rate × interval` and `P(x) = 1 - e^-x (1 + x)`, the best interval is where one more call brings as much as
-/// it costs:
-///
-/// - age: `weight × (interval² / 2 - P(x) / rate²) = price`
-/// - freshness: `weight × P(x) / rate = price`; no interval is long enough where `price × rate ≥ weight`
-/// - harmonic: calls for each second are `(-rate + √(rate² + 4 × weight × rate / price)) / 2`
+/// The interval in seconds, before it is bounded. All three are above 0.
 fn unbounded(objective: Objective, rate: f64, weight: f64, price: f64) -> f64 {
     match objective {
         Objective::Age => solved(lost_age, price * rate * rate / weight) / rate,
@@ -43,7 +34,15 @@ fn unbounded(objective: Objective, rate: f64, weight: f64, price: f64) -> f64 {
     }
 }
 
-/// How long until the next visit of an entity: see [`unbounded`] for the units. Never less than `min`, nor more than `max`.
+/// How long until the next visit of an entity. Never less than `min`, nor more than `max`.
+///
+/// `rate` is how often the entity changes in a second, `weight` what one second of it is worth, and `price` what a call
+/// costs, in the objective's own unit: seconds² for [`Objective::Age`], seconds for the others. With `x = rate ×
+/// interval` and `P(x) = 1 - e^-x (1 + x)`, the best interval is where one more call brings as much as it costs:
+///
+/// - age: `weight × (interval² / 2 - P(x) / rate²) = price`
+/// - freshness: `weight × P(x) / rate = price`; no interval is long enough where `price × rate ≥ weight`
+/// - harmonic: calls for each second are `(-rate + √(rate² + 4 × weight × rate / price)) / 2`
 pub fn interval(
     objective: Objective,
     rate: f64,
@@ -58,7 +57,7 @@ pub fn interval(
 }
 
 /// The price at which an entity of this weight that changes once in `every` is visited each `every`, in the unit of
-/// [`unbounded`]: a price to begin with.
+/// [`interval`]: a price to begin with.
 pub(super) fn price_of(objective: Objective, every: Duration, weight: f64) -> f64 {
     let seconds = every.as_secs_f64();
     match objective {
