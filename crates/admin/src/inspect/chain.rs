@@ -13,6 +13,7 @@ use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::Failure;
+use roundelay_model::fresh::Known;
 use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::schedule::{Balance, Ran, Schedule, Setting, phase};
 use serde::Serialize;
@@ -22,7 +23,7 @@ use utoipa::ToSchema;
 use super::broker::BrokerStatus;
 use super::chains::Batch;
 use super::failures::FailureReport;
-use super::format::{ProgressReport, doing, or_held, shown_nominal, word};
+use super::format::{ProgressReport, doing, or_held, rough, shown_nominal, word};
 
 /// How many occurrences after the next one are reported.
 pub const AHEAD: usize = 10;
@@ -459,6 +460,11 @@ fn ahead(chain: &ChainView, config: &Config, calendar: &Calendar) -> (Option<Str
     let Some(of_kind) = schedule_of_kind(config, &chain.hint.kind).filter(|_| !chain.once) else {
         return (None, Vec::new());
     };
+    let recurrence = config.kinds.get(&chain.hint.kind).and_then(|kind| kind.recurrence.as_ref());
+    if let Some(recurrence) = recurrence.filter(|recurrence| recurrence.fresh.is_some() && chain.schedule.is_none()) {
+        // What comes after the next tick is decided when that has run.
+        return (Some(format!("{}: {}", recurrence.words(), learned(chain.learned.as_deref(), calendar))), Vec::new());
+    }
     let (schedule, words) = match &chain.schedule {
         None => {
             let words = format!("{of_kind}, as its kind");
@@ -487,6 +493,21 @@ fn ahead(chain: &ChainView, config: &Config, calendar: &Calendar) -> (Option<Str
     (Some(words), next)
 }
 
+/// What a chain has learned of how often its entity changes, in words.
+fn learned(learned: Option<&[u8]>, calendar: &Calendar) -> String {
+    let Some(Known { learned, weight, .. }) = learned.and_then(Known::from_bytes) else {
+        return "nothing is known yet".into();
+    };
+    let every = |rate: f64| rough(Duration::try_from_secs_f64(1.0 / rate).unwrap_or(Duration::MAX));
+    let (low, high) = learned.bounds();
+    let last = match learned.changed {
+        Some(at) => format!("last at {}", At::of(at, calendar)),
+        None => "no change seen yet".into(),
+    };
+    let (about, from, to) = (every(learned.rate()), every(high), every(low));
+    format!("the entity changes about every {about} ({from} to {to} with 95 %), {last}, and is worth {weight}")
+}
+
 /// Why a tick cannot be brought forward.
 pub fn why_not_advanced(chain: &ChainView, (now, calendar): (Time, &Calendar)) -> String {
     match chain.state {
@@ -505,5 +526,28 @@ pub fn why_not_advanced(chain: &ChainView, (now, calendar): (Time, &Calendar)) -
             )
         }
         ChainState::Active => "somebody else has just changed it; try again".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use roundelay_model::fresh::{Seen, visited};
+
+    use super::*;
+
+    #[test]
+    fn what_a_chain_has_learned_is_told_in_words() {
+        let prior = roundelay_model::fresh::Prior { log_rate: -(300_f64.ln()), precision: 4.0 };
+        let at = |secs: i64| Time::from_millis(secs * 1_000);
+        let begun = visited(None, None, 2.0, None, at(0), prior);
+        let told = |known: &Known| learned(Some(&known.to_bytes()), &Calendar::default());
+        assert_eq!(learned(None, &Calendar::default()), "nothing is known yet");
+        assert_eq!(learned(Some(b"of another version"), &Calendar::default()), "nothing is known yet");
+        assert_eq!(
+            told(&begun),
+            "the entity changes about every 5m (1m 52s to 13m 19s with 95 %), no change seen yet, and is worth 2"
+        );
+        let changed = visited(Some(begun), Some(Seen::Changed), 2.0, None, at(60), prior);
+        assert!(told(&changed).contains("last at 1970-01-01T00:01:00.000Z"), "{}", told(&changed));
     }
 }

@@ -16,7 +16,7 @@ const LARGEST_STEP: f64 = 1.5;
 /// So much of the calls that are allowed is meant to be used: what is wanted is known to some per cent only.
 const AIM: f64 = 0.99;
 /// So many visits tell what is wanted to some per cent.
-const ENOUGH: f64 = 2000.0;
+const ENOUGH: f64 = 1_000.0;
 /// An interval is at most so many times as long as the one before: a rate that was taken for much too low is found out.
 const LONGEST_STEP: u32 = 3;
 /// What is known of the number of chains, and how well things go, is a mean of about so many visits for each chain.
