@@ -145,6 +145,8 @@ pub struct Budget {
     pub fresh: Option<f64>,
     /// The expected age of what is known, in seconds, by weight.
     pub age: Option<f64>,
+    /// What an entity is worth, in the mean.
+    pub weight: Option<f64>,
 }
 
 impl Budget {
@@ -180,19 +182,19 @@ impl Budget {
         self.price = match self.price {
             Some(price) => Some(price.after(all.visits, all.calls, room)),
             None if weights > 0.0 => {
-                let chains: f64 = self.kinds.values().map(|kind| kind.chains).sum();
-                let every = Duration::try_from_secs_f64(chains * seconds / room).unwrap_or(Duration::MAX);
+                let every = Duration::try_from_secs_f64(self.chains() * seconds / room).unwrap_or(Duration::MAX);
                 Some(Price::begin(objective, every, weights))
             }
             None => None,
         };
-        let smoothed = |before: Option<f64>, sum: f64| {
-            let chains: f64 = self.kinds.values().map(|kind| kind.chains).sum();
-            let share = (all.visits as f64 / (SMOOTHED * chains.max(1.0))).min(1.0);
-            let now = sum / all.weights;
-            Some(before.map_or(now, |before| before + share * (now - before))).filter(|_| all.weights > 0.0).or(before)
+        let share = (all.visits as f64 / (SMOOTHED * self.chains().max(1.0))).min(1.0);
+        let smoothed = |before: Option<f64>, sum: f64, of: f64| {
+            let now = sum / of;
+            Some(before.map_or(now, |before| before + share * (now - before))).filter(|_| of > 0.0).or(before)
         };
-        (self.fresh, self.age) = (smoothed(self.fresh, all.fresh), smoothed(self.age, all.age));
+        self.fresh = smoothed(self.fresh, all.fresh, all.weights);
+        self.age = smoothed(self.age, all.age, all.weights);
+        self.weight = smoothed(self.weight, all.weights, all.gaps);
         (self.allowed, self.others) = (allowed / seconds, others / seconds);
         (self.wanted, self.made) = (all.calls / seconds, all.visits as f64 / seconds);
         self.upto = upto;
@@ -211,6 +213,20 @@ impl Budget {
         let price = self.price?.get();
         let longest = max.min(gap.saturating_mul(LONGEST_STEP)).max(min);
         Some(interval(objective, known.learned.rate(), f64::from(known.weight), price, (min, longest)))
+    }
+
+    /// About how many chains share it.
+    pub fn chains(&self) -> f64 {
+        self.kinds.values().map(|kind| kind.chains).sum()
+    }
+
+    /// What a tenth more calls would bring, about: so many seconds less age ([`Objective::Age`]), or so much more of the
+    /// time in which what is known is right ([`Objective::Freshness`]). It is the price that says so: at the best
+    /// intervals, one more call for each second brings the price, summed over all weights.
+    pub fn a_tenth_more(&self, objective: Objective) -> Option<f64> {
+        let (price, weight, chains) = (self.price?.get(), self.weight?, self.chains());
+        let gain = price * 0.1 * self.made / (weight * chains);
+        (gain.is_finite() && objective != Objective::Harmonic).then_some(gain)
     }
 
     /// How often the entities of a kind change, as far as its chains have shown.

@@ -284,3 +284,18 @@ fn calls_follow_a_budget_that_is_cut_in_half_and_one_that_doubles() {
         assert!(behind < 0.1 * MEDIAN, "{behind} s late");
     }
 }
+
+#[test]
+fn a_tenth_more_calls_bring_about_what_the_price_says() {
+    for (objective, seed) in [(Objective::Age, 1), (Objective::Freshness, 2)] {
+        let entities = entities(4_000, true, &Entropy::seeded(seed));
+        let calls = 4_000.0 / MEDIAN;
+        let mut run = Run::new(&entities, objective, calls, seed);
+        run.until(30.0 * MEDIAN);
+        let (is, more) = (optimum(&entities, objective, calls), optimum(&entities, objective, 1.1 * calls));
+        let brings = if objective == Objective::Age { is.age - more.age } else { more.fresh - is.fresh };
+        let told = run.budget.a_tenth_more(objective).unwrap();
+        println!("a tenth more calls, {objective:?}: {brings:.4}, told {told:.4}");
+        assert!((0.6..1.7).contains(&(told / brings)), "{objective:?}: {told}, not {brings}");
+    }
+}

@@ -3,7 +3,7 @@
 import { overTime } from "../charts.js";
 import { h } from "../dom.js";
 import { clock, count, instant, percent, plural, rate, span } from "../format.js";
-import { ago, at, figure, filters, link, none, table, text, to } from "../parts.js";
+import { ago, at, figure, filters, link, none, section, table, text, to } from "../parts.js";
 
 const PERIODS = [["", "the last hour"], ["24h", "the last day"], ["7d", "the last week"]];
 /** From this share of failed attempts on, a step or a rate is drawn as bad. */
@@ -48,6 +48,23 @@ export const kinds = {
           { head: "Each chain runs", num: true, cell: promise },
         ],
       }),
+      ctx.data.budgets.length > 0 && section("Budgets of calls", table({
+        label: "Budgets of calls", rows: ctx.data.budgets, keyOf: ({ budget }) => budget, empty: "",
+        columns: [
+          { head: "Budget", row: true, wide: true, cell: ({ budget, kinds: sharing, objective }) => [text(budget, 80),
+            h("span", { class: "sub" }, text(sharing.join(", "), 80)), h("span", { class: "sub" }, `objective: ${objective}`)] },
+          { head: "Chains", num: true, cell: ({ chains }) => `about ${count(Math.round(chains))}` },
+          { head: "Allowed", num: true, cell: ({ allowed_per_minute: n }) => `${rate(n)}/min` },
+          { head: "Wanted", num: true, cell: ({ wanted_per_minute: n }) => `${rate(n)}/min` },
+          { head: "Made", num: true, cell: ({ made_per_minute: n, others_per_minute: others }) => [`${rate(n)}/min`,
+            others > 0 && h("span", { class: "sub whole" }, `others ${rate(others)}/min`)] },
+          { head: "Right", num: true, cell: ({ freshness }) => (freshness === null ? none() : percent(freshness)) },
+          { head: "Age", num: true, cell: ({ age_ms: age }) => (age === null ? none() : span(age)) },
+          { head: "A tenth more calls", num: true, cell: ({ a_tenth_more: gain, objective }) => (gain === null ? none()
+            : objective === "age" ? `age −${span(gain)}` : `right +${percent(gain)}`) },
+        ],
+      })),
+      ctx.data.budgets.length > 0 && h("p", { class: "hint" }, "Right: the share of time in which what is known of an entity is right; age: for how long it has been out of date. Both are expected of what was learned, by weight."),
       h("p", { class: "hint" },
         "Attempts that ended: what is retried ends more than once. Failure rate: of all attempts, those that failed or are retried. ",
         "Took and late by: the median, and below it what one in a hundred reaches. ",
