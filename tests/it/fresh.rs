@@ -169,7 +169,9 @@ fn what_cannot_be_is_said() {
     );
     let other = "[kinds.l]\nqueue = \"free\"\nhandler.exec.argv = [\"/bin/true\"]\nfresh = { budget = \"BUDGET\", objective = \
                  \"harmonic\", min = \"1m\", max = \"1h\" }\n";
+    let keyed = "[throttles.keyed]\nallow = 1\nper = \"1s\"\nkey = \"payload.host\"\n";
     for (fresh, more, says) in [
+        (format!("budget = \"throttle:keyed\", {bounds}"), keyed.to_owned(), "its limit is one for each key"),
         (
             format!("budget = \"throttle:shpo\", {bounds}"),
             String::new(),

@@ -125,7 +125,7 @@ handler.exec.argv = ["/bin/true"]
         enroll(&ground, &config, "sync", "a,c-1\nb,c-1\n").await;
         let served = Served::start(&config).await;
         let worker = worker(&config);
-        // What of the throttle is told while a job waits for its slot: the level, and the words.
+        // The level and the words that are told of the throttle while a job waits for its slot.
         let waits = async || -> Vec<(String, String)> {
             let overview = got(&served, "/overview").await;
             if overview["waiting_for_slot"] == 0 {
@@ -136,7 +136,7 @@ handler.exec.argv = ["/bin/true"]
             let text = |text: &Value| text.as_str().unwrap().to_owned();
             of_throttles.map(|trouble| (text(&trouble["level"]), text(&trouble["what"]))).collect()
         };
-        // Nobody has said what the chains of a channel need, so a wait for the limit is a warning.
+        // No schedule says what the chains of a channel need, so a wait for the limit is a warning.
         let told = RefCell::new(Vec::new());
         until("one waits, and it is told", async || {
             let now = waits().await;

@@ -48,8 +48,7 @@ pub enum Calls {
 }
 
 impl FreshSettings {
-    /// The interval of a chain of which nothing is known yet, nor how many there are: as many times `min` as `max` is
-    /// times this.
+    /// The interval of a chain of which nothing is known yet: the geometric mean of `min` and `max`.
     pub fn middle(&self) -> Duration {
         let (min, max) = (self.min.as_secs_f64(), self.max.as_secs_f64());
         Duration::from_secs_f64((min * max).sqrt()).clamp(self.min, self.max)
@@ -129,6 +128,11 @@ pub(super) fn check_budget(
     known(problems, &at("budget"), throttle, "throttles", throttles.keys());
     if throttles.contains_key(throttle) && queue.is_some_and(|queue| queue.throttle.as_ref() != Some(throttle)) {
         problems.add(&at("budget"), format!("its queue is not under the throttle {throttle}"));
+    }
+    if throttles.get(throttle).is_some_and(|throttle| throttle.key.is_some()) {
+        let why =
+            "has a `key`, so its limit is one for each key and no budget; write calls and a time, as in \"2000/1h\"";
+        problems.add(&at("budget"), format!("the throttle {throttle} {why}"));
     }
 }
 

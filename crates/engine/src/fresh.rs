@@ -141,7 +141,12 @@ impl Visit {
     /// How long until the next visit, by what is known before this one.
     pub(crate) fn every(&self, fresh: &FreshSettings) -> Duration {
         let every = self.known.and_then(|known| self.budget.interval(fresh.objective, &known, self.gap, bounds(fresh)));
-        every.unwrap_or(fresh.middle())
+        every.unwrap_or_else(|| self.unpriced(fresh))
+    }
+
+    /// The interval as long as no price is known, as for a moment after a worker has started: about the one before.
+    fn unpriced(&self, fresh: &FreshSettings) -> Duration {
+        if self.known.is_some() { self.gap.clamp(fresh.min, fresh.max) } else { fresh.middle() }
     }
 
     /// After a run of `kind` that ended at `now` with this outcome: what is known then, and when the next visit comes.
@@ -168,7 +173,8 @@ impl Visit {
         let (seen, mark) = self.seen(change, calendar.wall(now));
         let prior = self.budget.prior(kind, fresh.middle());
         let known = visited(self.known, seen, self.weight, mark, now, prior);
-        let every = self.budget.interval(fresh.objective, &known, self.gap, bounds(fresh)).unwrap_or(fresh.middle());
+        let every = self.budget.interval(fresh.objective, &known, self.gap, bounds(fresh));
+        let every = every.unwrap_or_else(|| self.unpriced(fresh));
         Some(Visited { gap: self.gap, every, known })
     }
 

@@ -3,7 +3,7 @@
 use ring::digest;
 use roundelay_model::outcome::{Change, Outcome, Yield};
 
-/// What of an answer says whether the entity has changed, where the answer does not say so in words.
+/// Which part of an answer says whether the entity has changed, where the answer does not say so in words.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Compare {
     /// Nothing: only words count.

@@ -12,7 +12,7 @@ use crate::compare::{Compare, mark, saying};
 /// `etag`.
 pub fn compared(reply: &Reply<'_>, etag: Option<&[u8]>, compare: Compare, now: Time) -> Outcome {
     let change = change(reply, etag, compare);
-    // Whoever compares means what a 304 says. To others it is a redirect, and not followed.
+    // A kind that compares asks for 304. For other kinds 304 is a redirect, which is not followed.
     let unchanged = change.is_some() && reply.status == StatusCode::NOT_MODIFIED;
     let outcome = if unchanged { answer::decided(reply.body).unwrap_or(Outcome::Done) } else { outcome_of(reply, now) };
     saying(outcome, change)

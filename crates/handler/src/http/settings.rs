@@ -21,7 +21,7 @@ pub struct HttpSettings {
     pub sign: Vec<Secret>,
     /// Where calls may lead besides public addresses.
     pub allow: Reach,
-    /// What of an answer says whether the entity has changed.
+    /// Which part of an answer says whether the entity has changed.
     pub compare: Compare,
 }
 

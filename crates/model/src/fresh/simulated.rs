@@ -1,4 +1,4 @@
-//! Chains whose entities change at rates that nobody knows, under a budget: against the best intervals of who knows all.
+//! Chains that learn the rates at which their entities change, under a budget, against the best intervals for known rates.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -58,7 +58,7 @@ fn expected(entities: &[Entity], intervals: impl Fn(&Entity) -> f64) -> Quality 
     Quality { age: age / all, fresh: fresh / all }
 }
 
-/// The best there is, for who knows all rates: the price at which calls are exactly the budget, found by halving.
+/// The best intervals for known rates: the price at which calls are exactly the budget, found by halving.
 fn optimum(entities: &[Entity], objective: Objective, budget: f64) -> Quality {
     let every =
         |entity: &Entity, price: f64| interval(objective, entity.rate, entity.weight, price, BOUNDS).as_secs_f64();
