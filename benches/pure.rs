@@ -4,7 +4,6 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use roundelay::calendar::Calendar;
 use roundelay::clock::{Entropy, Time};
 use roundelay::ids::{Epoch, TickNo};
 use roundelay::job::Envelope;
@@ -13,6 +12,7 @@ use roundelay::ledger::Hint;
 use roundelay::outcome::{Backoff, Course, Outcome, RetryPolicy, decide};
 use roundelay::pacing::slots::{GrantRequest, Limits, StartRequest, State, Window};
 use roundelay::schedule::{Balance, Cron, Ran, Rhythm, Schedule, Setting};
+use roundelay::wall_clock::WallClock;
 
 const NOW: Time = Time::from_millis(1_800_000_000_000);
 
@@ -49,12 +49,12 @@ fn ladder(criterion: &mut Criterion) {
 
 /// 10,000 chains every minute. Each asks for its next time in turn.
 fn schedules(criterion: &mut Criterion) {
-    let cron = Rhythm::Cron(Cron::parse("*/5 * * * *", Some("Europe/Berlin")).expect("a calendar"));
+    let cron = Rhythm::Cron(Cron::parse("*/5 * * * *", Some("Europe/Berlin")).expect("a cron expression"));
     let fixed = |jitter| Schedule::fixed_delay(s(60), jitter);
     let table = [
         ("schedule/after the finish", fixed(Duration::ZERO)),
         ("schedule/with jitter", fixed(s(15))),
-        ("schedule/calendar", Schedule { rhythm: cron, ..fixed(Duration::ZERO) }),
+        ("schedule/cron", Schedule { rhythm: cron, ..fixed(Duration::ZERO) }),
     ];
     for (name, schedule) in table {
         let (balance, dice, mut now) = (Balance::default(), Entropy::seeded(1), NOW);
@@ -62,8 +62,10 @@ fn schedules(criterion: &mut Criterion) {
             b.iter(|| {
                 now = now + Duration::from_millis(6);
                 let ran = Ran { nominal: now, started: now, finished: now };
-                schedule
-                    .next(ran, Setting { phase: 0.5, balance: &balance, dice: &dice, calendar: &Calendar::default() })
+                schedule.next(
+                    ran,
+                    Setting { phase: 0.5, balance: &balance, dice: &dice, wall_clock: &WallClock::default() },
+                )
             });
         });
     }
@@ -76,7 +78,7 @@ fn outcomes(criterion: &mut Criterion) {
     criterion.bench_function("outcome/decide", |b| {
         b.iter(|| {
             let ran = Ran { nominal: NOW, started: NOW, finished: NOW };
-            let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, calendar: &Calendar::default() };
+            let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &WallClock::default() };
             let course = Course { schedule: &schedule, ran, setting, bounds: (Duration::ZERO, Duration::MAX) };
             decide(Some(course), &retry, 1, black_box(Outcome::Done), NOW, &ladder, &dice)
         });

@@ -1,8 +1,8 @@
 //! The internals that the program, the tests and the benchmarks use. Any version may change all of it.
 
 pub use roundelay_model::{
-    calendar, clock, deaths, egress, encryption, failure, fleet, fresh, guard, ids, job, kind_stats, ladder, lanes,
-    outcome, pacing, policy, progress, reason, schedule, scope, secret, spread, topology, trace_context,
+    clock, deaths, egress, encryption, failure, fleet, fresh, guard, ids, job, kind_stats, ladder, lanes, outcome,
+    pacing, policy, progress, reason, schedule, scope, secret, spread, topology, trace_context, wall_clock,
 };
 
 #[cfg(fuzzing)]

@@ -6,9 +6,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use roundelay::calendar::Calendar;
 use roundelay::clock::{Entropy, Time};
 use roundelay::schedule::{Balance, Cron, Ran, Rhythm, Schedule, Setting, phase};
+use roundelay::wall_clock::WallClock;
 
 const MISSIONS: usize = 10_000;
 
@@ -46,7 +46,7 @@ fn the_flatness_of_rules() {
     let jittered = Schedule::fixed_delay(s(60), s(15));
     let by = |schedule: &Schedule, balance: &Balance, mission: usize, ran: Ran| {
         let phase = phase("mission", &mission.to_string());
-        schedule.next(ran, Setting { phase, balance, dice: &dice, calendar: &Calendar::default() }).unwrap().due
+        schedule.next(ran, Setting { phase, balance, dice: &dice, wall_clock: &WallClock::default() }).unwrap().due
     };
     let cron = Schedule { rhythm: Rhythm::Cron(Cron::parse("* * * * *", None).unwrap()), ..jittered.clone() };
     let cron = Schedule { jitter: Duration::ZERO, ..cron };

@@ -53,7 +53,7 @@ async fn the_counts_are_exact_and_the_end_is_not_part_of_it() {
 }
 
 #[tokio::test]
-async fn calendars_and_fixed_rates_count_exactly_and_what_is_left_out_has_its_reason() {
+async fn cron_and_fixed_rates_count_exactly_and_what_is_left_out_has_its_reason() {
     let ground = Ground::embedded();
     let config = ground.config_file(
         r#"

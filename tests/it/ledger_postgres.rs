@@ -700,10 +700,14 @@ async fn a_servers_clock_that_is_set_moves_no_ledger() {
             let told = ledger.slots(vec![slot_of(1)]).await.unwrap().remove(0);
             assert!((told.now / 1_000 - before.as_millis()).abs() < 5_000, "{hours}: {told:?}");
         }
-        assert!((ledger.calendar().ahead() - i64::from(ahead) * 3_600_000).abs() < 5_000, "{:?}", ledger.calendar());
+        assert!(
+            (ledger.wall_clock().ahead() - i64::from(ahead) * 3_600_000).abs() < 5_000,
+            "{:?}",
+            ledger.wall_clock()
+        );
         // The others have it from the ledger.
         settled().await;
-        assert_eq!(other.calendar().ahead(), ledger.calendar().ahead());
+        assert_eq!(other.wall_clock().ahead(), ledger.wall_clock().ahead());
         assert!(far(other.now(), ledger.now()) < 500 && far(other.now(), before) < 10_000, "{hours}");
     }
     let sets: i64 = raw.query_one("SELECT count(*) FROM clock_sets", &[]).await.unwrap().get(0);
@@ -716,7 +720,7 @@ async fn a_servers_clock_that_is_set_moves_no_ledger() {
     let late = open(&url).await.unwrap();
     late.read_clock().await.unwrap();
     assert!(late.now() >= last && far(late.now(), last) < 10_000, "{} and {last}", late.now());
-    assert!((late.calendar().ahead() + 48 * 3_600_000).abs() < 20_000, "{:?}", late.calendar());
+    assert!((late.wall_clock().ahead() + 48 * 3_600_000).abs() < 20_000, "{:?}", late.wall_clock());
 }
 
 /// Has `body` done whenever slots are written.

@@ -222,11 +222,11 @@ mod run {
         assert_eq!((&chain["schedule"], &chain["own_schedule"]), (&json!("every 24h, as its kind"), &json!(null)));
         let away = chain["due"].as_i64().unwrap() - chain["last_finish"].as_i64().unwrap();
         assert!((away - 86_400_000).abs() < 200, "from its last run: {chain}");
-        let calendar = r#"{"cron":"0 3 * * *","zone":"Europe/Berlin"}"#;
-        let set = told("schedule", &config, &["sync", "a", calendar]).await;
+        let wall_clock = r#"{"cron":"0 3 * * *","zone":"Europe/Berlin"}"#;
+        let set = told("schedule", &config, &["sync", "a", wall_clock]).await;
         let chain = show(&config, "a").await["chain"].clone();
         assert_eq!((&set["due"], &set["own"]), (&chain["due"], &json!(true)));
-        assert_eq!(chain["own_schedule"], serde_json::from_str::<Value>(calendar).unwrap());
+        assert_eq!(chain["own_schedule"], serde_json::from_str::<Value>(wall_clock).unwrap());
         let gaps: Vec<i64> = chain["next"].as_array().unwrap().iter().map(|at| at.as_i64().unwrap()).collect();
         assert_eq!(gaps.len(), 10);
         assert!(gaps[0] - chain["due"].as_i64().unwrap() >= 23 * 3_600_000, "{chain}");

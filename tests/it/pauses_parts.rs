@@ -73,7 +73,7 @@ impl Story {
         self.call(epoch, tick, "w1-1", from, Some((from + 100, true)), "done")
     }
 
-    /// A tick of the calendar, of this nominal time.
+    /// A tick of the wall clock, of this nominal time.
     fn cron(&mut self, tick: i64, nominal: i64, from: i64) -> &mut Self {
         self.done(3, tick, from);
         let call = self.log.iter_mut().rev().find_map(|line| match &mut line.entry {
@@ -241,7 +241,7 @@ fn a_window_that_is_too_full_is_found() {
 }
 
 #[test]
-fn calendars_come_once_each_by_the_clock_that_was_set() {
+fn cron_occurrences_come_once_each_by_the_clock_that_was_set() {
     let day = |set: &[(i64, i64)], calls: &[(i64, i64)], over: i64| {
         let mut story = Story { whole_grid: true, ..Story::default() };
         for (at, ahead) in set {

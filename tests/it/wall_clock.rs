@@ -1,4 +1,4 @@
-//! The wall clock is set while an engine runs: what is counted in time goes on, what follows the calendar follows it.
+//! The wall clock is set while an engine runs: what is counted in time goes on, what follows the wall clock follows it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -100,9 +100,9 @@ async fn intervals_go_on_and_each_occurrence_runs_once_however_the_clock_is_set(
         let minutes = nominal(&world, "minutely");
         assert!(minutes.values().all(|count| *count == 1), "{label}: {minutes:?}");
         // What the wall clock showed by running on, it showed to this chain too.
-        let calendar = world.ledger.calendar();
+        let wall_clock = world.ledger.wall_clock();
         for second in (1..end as i64 - 60).filter(|second| !set.iter().any(|(at, _)| second.abs_diff(*at as i64) < 3)) {
-            let wall = calendar.showed(Time::from_millis(MONDAY.as_millis() + second * 1_000));
+            let wall = wall_clock.showed(Time::from_millis(MONDAY.as_millis() + second * 1_000));
             let wall = (wall.as_millis() - MONDAY.as_millis()) / 1_000;
             if wall > 0 && wall % 60 == 0 {
                 assert!(minutes.contains_key(&wall), "{label}: the minute {wall} was shown at {second}");
@@ -151,7 +151,7 @@ async fn no_run_starts_by_a_clock_that_was_set_back_before_the_step_is_noticed()
         let last: Vec<i64> = shown.iter().copied().filter(|second| (back / 1_000 + 1..60).contains(second)).collect();
         let expected: Vec<i64> = (back / 1_000 + 1..60).filter(|second| second % 2 == 0).collect();
         let chain = world.ledger.chains("often".into(), "x".into()).await.unwrap().remove(0);
-        let why = format!("{shown:?}, then {} due {}; {:?}", chain.nominal, chain.hint.due, world.ledger.calendar());
+        let why = format!("{shown:?}, then {} due {}; {:?}", chain.nominal, chain.hint.due, world.ledger.wall_clock());
         assert_eq!(last, expected, "set back at {back} ms: {why}");
         world.stop().await;
     }

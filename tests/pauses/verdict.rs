@@ -3,7 +3,7 @@
 //!
 //! A chain's *pause* is how long it was due and not called: for an interval, from one interval after the end of the
 //! call before; for a call that did not count, from when its worker was struck or it ended, since it is due at once;
-//! for a calendar, from when the wall clock first showed the nominal time, or was set across it.
+//! for a wall clock, from when the wall clock first showed the nominal time, or was set across it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;

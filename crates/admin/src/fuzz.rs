@@ -9,12 +9,12 @@ use roundelay_config::{Config, Format, OwnSchedule};
 use roundelay_engine::roster;
 use roundelay_engine::roster::Shape;
 use roundelay_handler::{answer, http};
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::job::{Envelope, MAX_KEY};
 use roundelay_model::outcome::{MAX_WAIT, Outcome};
 use roundelay_model::progress::Report;
 use roundelay_model::schedule::{Balance, Ran, Schedule, Setting};
+use roundelay_model::wall_clock::WallClock;
 
 pub use crate::api::fuzz::request;
 
@@ -93,7 +93,7 @@ pub fn schedule(data: &[u8]) {
         phase: roundelay_model::schedule::phase("kind", "key"),
         balance: &balance,
         dice: &dice,
-        calendar: &Calendar::default(),
+        wall_clock: &WallClock::default(),
     };
     let Some(mut occurrence) = schedule.first(now, Duration::ZERO, setting) else { return };
     for _ in 0..4 {

@@ -10,10 +10,10 @@ use roundelay_config::{
 };
 use roundelay_handler::http;
 use roundelay_ledger::LedgerUrl;
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Clock, short_duration};
 use roundelay_model::pacing::ThrottleScope;
 use roundelay_model::pacing::demand::{Needs, per, shortage};
+use roundelay_model::wall_clock::WallClock;
 use serde_json::json;
 
 use super::{ConfigFile, screen};
@@ -132,7 +132,7 @@ impl Check {
 /// For how many chains throttles have room, where the configuration does not name the chains; and which allow less than
 /// those need that the configuration names.
 fn rooms(config: &Config) -> (Vec<String>, Vec<String>) {
-    let (now, calendar) = (Clock::System.now(), Calendar::default());
+    let (now, wall_clock) = (Clock::System.now(), WallClock::default());
     let (mut rooms, mut short) = (Vec::new(), Vec::new());
     for (name, throttle) in
         config.throttles.iter().filter(|(_, of)| of.key.is_none() && of.scope == ThrottleScope::Fleet)
@@ -142,7 +142,7 @@ fn rooms(config: &Config) -> (Vec<String>, Vec<String>) {
             if !throttles_of(settings, &config.queues).any(|throttle| throttle == name) {
                 continue;
             }
-            let Some(every) = schedule_of_kind(config, kind).and_then(|of| of.mean_interval(now, &calendar)) else {
+            let Some(every) = schedule_of_kind(config, kind).and_then(|of| of.mean_interval(now, &wall_clock)) else {
                 continue;
             };
             let keys = settings.roster.as_ref().map(|roster| &roster.source);

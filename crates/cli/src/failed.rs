@@ -7,8 +7,8 @@ use roundelay_admin::operate::failed;
 use roundelay_admin::operate::failed::{Matching, plural};
 use roundelay_config::Config;
 use roundelay_ledger::{FailureCursor, FailureFilter, Ledger};
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::failure::Failure;
+use roundelay_model::wall_clock::{At, WallClock};
 use serde_json::{Value, json};
 
 use super::audited::{Order, audited};
@@ -188,7 +188,7 @@ impl List {
         let now = ledger.now();
         if self.which.json {
             let failures: Vec<Value> =
-                failures.iter().map(|failure| row(failure, &config, &ledger.calendar())).collect();
+                failures.iter().map(|failure| row(failure, &config, &ledger.wall_clock())).collect();
             return screen::json(&json!({ "failures": failures, "after": next }));
         }
         if failures.is_empty() {
@@ -230,21 +230,21 @@ impl Show {
         failures.retain(|failure| self.item.as_ref().is_none_or(|item| *item == failure.item));
         if self.json {
             let failures: Vec<Value> =
-                failures.iter().map(|failure| row(failure, &config, &ledger.calendar())).collect();
+                failures.iter().map(|failure| row(failure, &config, &ledger.wall_clock())).collect();
             return screen::json(&json!({ "failures": failures }));
         }
         if failures.is_empty() {
             config.kind(&self.kind).map_err(Error::msg)?;
             bail!("nothing of {} {} has failed, or it is not kept any more", self.kind, self.key);
         }
-        let (now, calendar) = (ledger.now(), ledger.calendar());
+        let (now, wall_clock) = (ledger.now(), ledger.wall_clock());
         for failure in &failures {
             let Failure { kind, key, item, reason, times, attempts, first_at, last_at, .. } = failure;
             let part = if item.is_empty() { "the whole of it".to_owned() } else { item.clone() };
             out!("{kind} {key}: {part}");
             field("reason", reason);
             field("code", name_of(failure));
-            let (first, last) = (At::of(*first_at, &calendar), At::of(*last_at, &calendar));
+            let (first, last) = (At::of(*first_at, &wall_clock), At::of(*last_at, &wall_clock));
             field("failed", &format!("{} times from {first} to {last}", grouped(*times)));
             field("attempts", &format!("{} count", grouped(*attempts)));
             field("then", &then(failure, &config, now));
@@ -330,8 +330,8 @@ fn name_of(failure: &Failure) -> &str {
     failure.code.as_deref().unwrap_or("-")
 }
 
-pub(super) fn row(failure: &Failure, config: &Config, calendar: &Calendar) -> Value {
-    let at = |time| At::of(time, calendar);
+pub(super) fn row(failure: &Failure, config: &Config, wall_clock: &WallClock) -> Value {
+    let at = |time| At::of(time, wall_clock);
     let next = if failure.item.is_empty() { failure.next_retry_at } else { next_retry_at(failure, config) };
     let mut row = json!(failure);
     row["first_at"] = json!(at(failure.first_at));

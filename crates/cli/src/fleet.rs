@@ -236,7 +236,7 @@ impl ListQueues {
         let waits = waiting("asking the broker");
         let (orders, asked) = (ledger.fleet_orders().await?, BrokerStatus::once(&config).await);
         drop(waits);
-        let calendar = ledger.calendar();
+        let wall_clock = ledger.wall_clock();
         let known = QueueFacts {
             config: &config,
             census: &census,
@@ -245,7 +245,7 @@ impl ListQueues {
             workers: &workers,
             orders: &orders,
             now: ledger.now(),
-            calendar: &calendar,
+            wall_clock: &wall_clock,
         };
         let queues = known.reports();
         if self.json {
@@ -326,16 +326,16 @@ impl ListWorkers {
         let config = self.config.load()?;
         let ledger = ledger(&config).await?;
         let workers = ledger.workers().await?;
-        let (now, calendar) = (ledger.now(), ledger.calendar());
+        let (now, wall_clock) = (ledger.now(), ledger.wall_clock());
         let workers: Vec<WorkerReport> =
-            workers.into_iter().map(|worker| WorkerReport::new(worker, now, &calendar)).collect();
+            workers.into_iter().map(|worker| WorkerReport::new(worker, now, &wall_clock)).collect();
         if self.json {
             return screen::json(&json!({ "workers": workers }));
         }
         if workers.is_empty() {
             out!("no worker runs on this ledger, or has within the last hour");
         }
-        workers.iter().for_each(|worker| print_worker(worker, calendar.wall(now)));
+        workers.iter().for_each(|worker| print_worker(worker, wall_clock.wall(now)));
         Ok(())
     }
 }

@@ -9,8 +9,8 @@ use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
 use roundelay_ledger::{ChainFilter, ChainState, Condition, Cursor, ListFilter, Listed};
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
+use roundelay_model::wall_clock::{At, WallClock};
 use serde_json::{Value, json};
 
 use super::progress::waiting;
@@ -124,7 +124,7 @@ impl List {
         let after = self.after.as_deref().map(place).transpose()?;
         let waits = waiting("looking for chains");
         let filter = ListFilter { which, condition };
-        let (holds, at) = (Holds::look(&config, &*ledger).await?, (now, &*ledger.calendar()));
+        let (holds, at) = (Holds::look(&config, &*ledger).await?, (now, &*ledger.wall_clock()));
         let word = match self.state {
             Some(State::Late) => Some("late"),
             Some(State::Held) => Some("held"),
@@ -162,7 +162,7 @@ impl List {
         config: &Config,
         holds: &Holds,
         mut chains: Vec<Listed>,
-        at: (Time, &Calendar),
+        at: (Time, &WallClock),
     ) -> anyhow::Result<()> {
         let now = at.0;
         let more = chains.len() > self.limit as usize;
@@ -273,15 +273,15 @@ fn schedule(chain: &Listed, config: &Config) -> String {
     format::schedule(&chain.hint.kind, chain.schedule.as_deref(), config).unwrap_or_else(|| "none".into())
 }
 
-fn row(chain: &Listed, config: &Config, holds: &Holds, (now, calendar): (Time, &Calendar)) -> Value {
+fn row(chain: &Listed, config: &Config, holds: &Holds, (now, wall_clock): (Time, &WallClock)) -> Value {
     let Listed { hint, nominal, owner, schedule, last_start, last_finish, batch, .. } = chain;
-    let known = |time: &Time| At::known(*time, calendar);
-    let (due, own) = (At::of(hint.due, calendar), schedule.as_deref());
-    let nominal = format::shown_nominal((&hint.kind, &hint.key), *nominal, own, config, calendar);
+    let known = |time: &Time| At::known(*time, wall_clock);
+    let (due, own) = (At::of(hint.due, wall_clock), schedule.as_deref());
+    let nominal = format::shown_nominal((&hint.kind, &hint.key), *nominal, own, config, wall_clock);
     json!({
         "kind": hint.kind, "key": hint.key, "queue": hint.queue, "epoch": hint.epoch, "tick": hint.tick,
         "attempt": hint.attempt, "due": due, "nominal": nominal, "state": word(chain.state),
-        "doing": doing_of(chain, config, holds, (now, calendar)), "owner": owner,
+        "doing": doing_of(chain, config, holds, (now, wall_clock)), "owner": owner,
         "own_schedule": schedule.as_deref().and_then(|own| serde_json::from_str::<Value>(own).ok()),
         "last_start": known(last_start), "last_finish": known(last_finish),
         "batch": (batch.1 > 0).then(|| json!({ "open": batch.0, "total": batch.1 })),

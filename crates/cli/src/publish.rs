@@ -6,8 +6,8 @@ use anyhow::{Context, Error};
 use clap::Args;
 use roundelay_engine::Connections;
 use roundelay_engine::publish::{Publication, Published};
-use roundelay_model::calendar::At;
 use roundelay_model::clock::{Entropy, parse_duration};
+use roundelay_model::wall_clock::At;
 use serde_json::{Value, json};
 
 use super::audited::{Order, audited_with};
@@ -70,7 +70,7 @@ impl Publish {
         let published = published.context("failed to publish")?;
         connections.broker.close().await;
         drop(waits);
-        let due = published.due.map(|due| At::of(due, &connections.ledger.calendar()));
+        let due = published.due.map(|due| At::of(due, &connections.ledger.wall_clock()));
         if json {
             screen::json(&json!({ "id": published.id, "queue": published.queue, "due": due }))?;
         } else {

@@ -6,8 +6,8 @@ use roundelay_admin::inspect::broker::BrokerStatus;
 use roundelay_admin::inspect::chain::{AttemptReport, ChainReport, look};
 use roundelay_admin::inspect::failures::FailureReport;
 use roundelay_admin::inspect::format::rough;
-use roundelay_model::calendar::At;
 use roundelay_model::clock::Time;
+use roundelay_model::wall_clock::At;
 use serde_json::Value;
 
 use super::ConfigFile;

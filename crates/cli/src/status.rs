@@ -15,10 +15,10 @@ use roundelay_engine::overslept::{Overslept, schedules};
 use roundelay_engine::throttle::throttled::Throttled;
 use roundelay_engine::{Connections, overslept};
 use roundelay_ledger::{Census, ChainState, ChainView, Holder, LateChain, Ledger, LedgerError, LedgerUrl, Listed};
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use roundelay_model::failure::Failure;
 use roundelay_model::pacing::demand::shortage;
+use roundelay_model::wall_clock::{At, WallClock};
 use serde_json::{Value, json};
 
 use super::progress::waiting;
@@ -54,7 +54,7 @@ impl Status {
         }
         let waits = waiting("asking the ledger");
         let ledger = Connections::ledger(&config).await?;
-        let (now, calendar, slack) = (ledger.now(), ledger.calendar(), config.catch_up.slack);
+        let (now, wall_clock, slack) = (ledger.now(), ledger.wall_clock(), config.catch_up.slack);
         let holds = Holds::look(&config, &*ledger).await?;
         let (census, slept) = overslept::census(&*ledger, slack, &schedules(&config), &holds).await?;
         let apart = holds.queues().into_iter().chain([config.topology().names.chores()]).collect();
@@ -62,7 +62,7 @@ impl Status {
         let slept = some_overslept(&*ledger, slept).await?;
         let failures = ledger.failures(FAILURES).await?;
         let throttles = Throttled::look(config.throttles.clone(), &*ledger).await?;
-        let throttles = Throttles::new(throttles, &census, &config, (now, &calendar));
+        let throttles = Throttles::new(throttles, &census, &config, (now, &wall_clock));
         waits.now("asking the broker");
         let broker = BrokerStatus::once(&config).await;
         drop(waits);
@@ -72,12 +72,12 @@ impl Status {
             Stuck { chain, since: None, why }
         });
         let slept = slept.into_iter().map(|(chain, begun, since)| {
-            let why = stuck::overslept(chain.hint.due, begun, &calendar);
+            let why = stuck::overslept(chain.hint.due, begun, &wall_clock);
             Stuck { chain, since: Some(since), why }
         });
         let stuck = stuck.chain(slept).collect();
         let without_worker = !ledger.workers().await?.iter().any(|worker| !worker.is_silent(now));
-        let report = Report { now, calendar, census, holds, without_worker, stuck, throttles, failures, broker };
+        let report = Report { now, wall_clock, census, holds, without_worker, stuck, throttles, failures, broker };
         if self.json {
             return screen::json(&report.json(&config));
         }
@@ -90,7 +90,7 @@ impl Status {
 struct Throttles(Vec<(Throttled, Option<String>, Option<String>)>);
 
 impl Throttles {
-    fn new(all: Vec<Throttled>, census: &Census, config: &Config, at: (Time, &Calendar)) -> Self {
+    fn new(all: Vec<Throttled>, census: &Census, config: &Config, at: (Time, &WallClock)) -> Self {
         let told = all.into_iter().map(|throttled| {
             let paced = |queue: &String| {
                 config.queues.get(queue).is_some_and(|queue| queue.throttle.as_ref() == Some(&throttled.name))
@@ -137,8 +137,8 @@ struct Stuck {
 }
 
 impl Stuck {
-    fn json(&self, calendar: &Calendar) -> Value {
-        let at = |time: Time| At::of(time, calendar);
+    fn json(&self, wall_clock: &WallClock) -> Value {
+        let at = |time: Time| At::of(time, wall_clock);
         let LateChain { hint, state, sent, looks, watch_at, holder, worker, reason: _ } = &self.chain;
         let state = if *state == ChainState::Quarantined { "quarantined" } else { "overdue" };
         json!({
@@ -152,7 +152,7 @@ impl Stuck {
 /// The content of the output.
 struct Report {
     now: Time,
-    calendar: Arc<Calendar>,
+    wall_clock: Arc<WallClock>,
     census: Census,
     holds: Holds,
     /// No worker has reported lately.
@@ -174,14 +174,14 @@ impl Report {
             .filter_map(|(queue, depth)| Some((queue, depth.as_ref().ok()?)))
             .map(|(queue, depth)| (queue.clone(), json!({ "ready": depth.ready, "consumers": depth.consumers })))
             .collect();
-        let at = |time: Time| At::of(time, &self.calendar);
+        let at = |time: Time| At::of(time, &self.wall_clock);
         let mut ledger = json!(self.census);
         ledger["oldest_due"] = json!(self.census.oldest_due().map(at));
-        let failures = self.failures.iter().map(|failure| super::failed::row(failure, config, &self.calendar));
+        let failures = self.failures.iter().map(|failure| super::failed::row(failure, config, &self.wall_clock));
         let failures: Vec<Value> = failures.collect();
         json!({
             "ledger": ledger,
-            "stuck": self.stuck.iter().map(|stuck| stuck.json(&self.calendar)).collect::<Vec<_>>(),
+            "stuck": self.stuck.iter().map(|stuck| stuck.json(&self.wall_clock)).collect::<Vec<_>>(),
             "throttles": self.throttles.0.iter().map(|(throttled, words, short)| {
                 let mut told = described(throttled, config);
                 told["in_the_way"] = json!(words);
@@ -204,7 +204,7 @@ impl Report {
             let Some(hold) = self.holds.get(&queue.queue) else { continue };
             let waits =
                 if queue.held == 1 { "one chain waits".into() } else { format!("{} chains wait", grouped(queue.held)) };
-            notable(&format!("{}; {waits}", hold.words(&self.calendar)));
+            notable(&format!("{}; {waits}", hold.words(&self.wall_clock)));
         }
         for (throttled, words, short) in &self.throttles.0 {
             match words {
@@ -305,7 +305,7 @@ impl Report {
         let late = overdue(false);
         if late + self.census.quarantined == 0 {
             if let Some(due) = self.census.oldest_due() {
-                out!("the chain that waits longest was due at {}", At::of(due, &self.calendar));
+                out!("the chain that waits longest was due at {}", At::of(due, &self.wall_clock));
             }
             return;
         }

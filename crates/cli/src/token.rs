@@ -8,9 +8,9 @@ use roundelay_admin::operate::token;
 use roundelay_admin::operate::token::{TokenMade, TokenView};
 use roundelay_engine::Connections;
 use roundelay_ledger::Ledger;
-use roundelay_model::calendar::At;
 use roundelay_model::clock::{parse_duration, short_duration};
 use roundelay_model::scope::Scope;
+use roundelay_model::wall_clock::At;
 use serde_json::json;
 
 use super::ConfigFile;
@@ -125,7 +125,7 @@ impl List {
             Column::text("expires"),
             Column::text("last used"),
         ]);
-        let now = At::of(ledger.now(), &ledger.calendar());
+        let now = At::of(ledger.now(), &ledger.wall_clock());
         let shown = |time: Option<At>| time.map_or("never".to_owned(), |time| time.to_string());
         for token in &tokens {
             let over = token.expires.is_some_and(|expires| expires <= now);

@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Time, parse_duration, short_duration};
 use roundelay_model::guard::Guard;
 use roundelay_model::ladder::rungs_of_interval;
 use roundelay_model::outcome::MAX_WAIT;
 use roundelay_model::schedule::{Catch, Cron, From, MISFIRE_WINDOW, Misfire, Overlap, Rhythm, Schedule};
+use roundelay_model::wall_clock::WallClock;
 use serde::{Deserialize, Serialize};
 
 use super::raw;
@@ -93,11 +93,11 @@ impl Recurrence {
 
     /// How long a run that starts at `now` may take, and how long it is waited for then. `schedule` is that of its
     /// chain, whose interval a share is of. A box is never longer than a worker can keep the run's message.
-    pub fn time_box(&self, schedule: &Schedule, now: Time, calendar: &Calendar) -> Option<(Duration, Duration)> {
+    pub fn time_box(&self, schedule: &Schedule, now: Time, wall_clock: &WallClock) -> Option<(Duration, Duration)> {
         let TimeBox { length, grace } = self.time_box?;
         let length = match length {
             Length::Fixed(length) => length,
-            Length::Share(share) => schedule.interval(now, calendar)?.mul_f64(share),
+            Length::Share(share) => schedule.interval(now, wall_clock)?.mul_f64(share),
         };
         Some((length.min(MAX_TIMEOUT), grace))
     }
@@ -202,7 +202,7 @@ impl OwnSchedule {
         if matches!(rhythm, Rhythm::Every { interval, .. } if jitter >= interval) {
             return Err("`jitter` must be smaller than `every`".into());
         }
-        // A calendar runs as fast for a chain as for its kind.
+        // A wall clock runs as fast for a chain as for its kind.
         let rhythm = match (rhythm, &of_kind.rhythm) {
             (Rhythm::Cron(own), Rhythm::Cron(of_kind)) => Rhythm::Cron(own.paced(of_kind.pace())),
             (rhythm, _) => rhythm,

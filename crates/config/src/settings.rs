@@ -257,9 +257,9 @@ impl Config {
         self.queues.keys().map(String::as_str)
     }
 
-    /// Has the calendar of all cron expressions run at this pace: for demos.
+    /// Has the wall clock of all cron expressions run at this pace: for demos.
     #[doc(hidden)]
-    pub fn pace_calendar(&mut self, pace: Pace) {
+    pub fn pace_wall_clock(&mut self, pace: Pace) {
         let recurrences = self.kinds.values_mut().filter_map(|kind| kind.recurrence.as_mut());
         for rhythm in recurrences.map(|recurrence| &mut recurrence.schedule.rhythm) {
             if let Rhythm::Cron(cron) = rhythm {

@@ -106,7 +106,7 @@ impl Core {
             // What it has waited for the slot is not its own time.
             let until = self.ledger.now() + longest;
             deadline = by.map_or(until, |by| by.min(until));
-            job.deadline = self.ledger.calendar().wall(deadline);
+            job.deadline = self.ledger.wall_clock().wall(deadline);
         }
         let upstream = RunUpstream::new(self.throttles.clone(), own, want, self.throttles.keys_of(&job));
         let patience = deadline.since(self.ledger.now()) + job.grace;

@@ -244,7 +244,7 @@ impl Chores {
         let mut sent = Vec::with_capacity(jobs.len());
         for SpawnedJob { id, body } in jobs {
             let Ok(envelope) = Envelope::decode(&body) else { continue };
-            let envelope = envelope.read_at(&self.connections.ledger.calendar());
+            let envelope = envelope.read_at(&self.connections.ledger.wall_clock());
             let queue = envelope.queue.clone().unwrap_or_default();
             match dispatch.send(&envelope, &queue, self.connections.ledger.now()).await {
                 Ok(()) => sent.push(id),

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use roundelay_config::{OwnSchedule, SpawnSettings};
 use roundelay_ledger::NewChain;
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::FailedItem;
 use roundelay_model::job::Envelope;
 use roundelay_model::outcome::{Discovered, NewJob, Yield};
 use roundelay_model::schedule::{Balance, Schedule, Setting, phase};
+use roundelay_model::wall_clock::WallClock;
 
 use crate::catalog::Catalog;
 use crate::outbox::Asking;
@@ -58,13 +58,13 @@ fn first_due(
     spread: Option<Duration>,
     name: (&str, &str),
     now: Time,
-    calendar: &Calendar,
+    wall_clock: &WallClock,
 ) -> Option<(Time, Time)> {
     let place = phase(name.0, name.1);
-    let window = spread.or_else(|| schedule.interval(now, calendar)).unwrap_or_default();
+    let window = spread.or_else(|| schedule.interval(now, wall_clock)).unwrap_or_default();
     // No dice are rolled for a first tick.
     let (balance, dice) = (Balance::default(), Entropy::seeded(0));
-    let setting = Setting { phase: place, balance: &balance, dice: &dice, calendar };
+    let setting = Setting { phase: place, balance: &balance, dice: &dice, wall_clock };
     schedule.first(now, window.mul_f64(place), setting).map(|first| (first.nominal, first.due))
 }
 
@@ -86,7 +86,7 @@ impl Catalog {
             Some(own) => of_kind.with_own(own)?,
             None => of_kind.schedule,
         };
-        let (nominal, due) = first_due(&schedule, spread, (&kind, &key), asking.at, asking.calendar)
+        let (nominal, due) = first_due(&schedule, spread, (&kind, &key), asking.at, asking.wall_clock)
             .ok_or_else(|| format!("its schedule ({schedule}) has no occurrence"))?;
         let payload = asking.keys.sealed(AssociatedData::new(Field::Payload, &kind, &key), payload.to_string());
         Ok(NewChain {
@@ -154,7 +154,7 @@ mod tests {
     fn first_ticks_are_spread_by_name_and_a_repeated_run_gives_the_same() {
         let (s, now) = (Duration::from_secs, Time::from_millis(1_000_000));
         let hourly = Schedule::fixed_delay(s(3_600), Duration::ZERO);
-        let due = |key: &str, spread| first_due(&hourly, spread, ("k", key), now, &Calendar::default()).unwrap().1;
+        let due = |key: &str, spread| first_due(&hourly, spread, ("k", key), now, &WallClock::default()).unwrap().1;
         let mut tenths = [0; 10];
         for n in 0..10_000 {
             let key = n.to_string();
@@ -167,7 +167,7 @@ mod tests {
         assert!(tenths.iter().all(|count| (850..1_150).contains(count)), "{tenths:?}");
         assert_eq!(due("a", Some(Duration::ZERO)), now, "at once");
         let at = |at| Schedule { rhythm: Rhythm::At(at), ..hourly.clone() };
-        let first = first_due(&at(now + s(7)), Some(s(5)), ("k", "a"), now, &Calendar::default());
-        assert_eq!(first, Some((now + s(7), now + s(7))), "the calendar's word");
+        let first = first_due(&at(now + s(7)), Some(s(5)), ("k", "a"), now, &WallClock::default());
+        assert_eq!(first, Some((now + s(7), now + s(7))), "the wall clock's word");
     }
 }

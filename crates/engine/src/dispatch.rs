@@ -107,7 +107,7 @@ impl Dispatch {
             Way::Native { ahead } => native(queue, envelope.due.unwrap_or(now), remaining, ahead).await,
             Way::Ladder => self.by_rungs(queue, remaining, now, decided).await,
         };
-        let envelope = envelope.travelling(&self.ledger.calendar());
+        let envelope = envelope.travelling(&self.ledger.wall_clock());
         let message = Message::new(to, &sealing::sealed(&self.sealing.keys(), &envelope));
         let sent = self.broker.publish(message).await;
         if let Err(PublishError::Unroutable(_)) = sent

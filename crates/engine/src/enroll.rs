@@ -591,18 +591,19 @@ impl Enroller {
 
     /// The same, for this share of the window; else why it has no first tick.
     fn first_at(&self, entity: &Entity, schedule: &Schedule, now: Time, share: f64) -> Result<(Time, Time), String> {
-        let calendar = self.connections.ledger.calendar();
+        let wall_clock = self.connections.ledger.wall_clock();
         let phase = if schedule.spread_phase { phase(&self.kind, &entity.key) } else { 0.0 };
         if let Some(first) = entity.first_due {
-            let due = calendar.steady(first).max(now);
+            let due = wall_clock.steady(first).max(now);
             if due.since(now) > FURTHEST {
                 return Err("`first_due` is more than ten years ahead".into());
             }
-            return Ok((schedule.nominal_of(due, phase, &calendar), due));
+            return Ok((schedule.nominal_of(due, phase, &wall_clock), due));
         }
-        let window = self.window.or_else(|| schedule.interval(now, &calendar)).unwrap_or_default();
+        let window = self.window.or_else(|| schedule.interval(now, &wall_clock)).unwrap_or_default();
         let offset = Duration::from_millis((window.as_millis() as f64 * share) as u64);
-        let setting = Setting { phase, balance: &self.balance, dice: &self.connections.entropy, calendar: &calendar };
+        let setting =
+            Setting { phase, balance: &self.balance, dice: &self.connections.entropy, wall_clock: &wall_clock };
         let first = schedule.first(now, offset, setting);
         first
             .map(|first| (first.nominal, first.due))

@@ -1,6 +1,6 @@
 //! The wall clock is set while the worker runs.
 //!
-//! Nothing that is counted in time notices. What follows the calendar does: the chains of cron expressions and of `at`
+//! Nothing that is counted in time notices. What follows the wall clock does: the chains of cron expressions and of `at`
 //! that sleep are moved to where the wall clock has them now. Each worker that notices does so, and finds most of it
 //! done by the others. Who ends a run has noticed already, or a second later; so there is another look then.
 
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use roundelay_config::CatchUpSettings;
 use roundelay_ledger::{ChainFilter, Cursor, LedgerError, ListFilter, Listed};
-use roundelay_model::calendar::{Calendar, set_words};
 use roundelay_model::schedule::Schedule;
+use roundelay_model::wall_clock::{WallClock, set_words};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -51,7 +51,7 @@ const SHARE: Duration = Duration::from_millis(5);
 /// Looks whether the wall clock was set, until `shutdown`.
 pub async fn run(needs: Needs, shutdown: CancellationToken) {
     let work = async {
-        let mut known = needs.ledger.calendar();
+        let mut known = needs.ledger.wall_clock();
         let mut mended = Instant::now();
         // Ticks wait for what is noticed from here on: with very many chains a look at all of them takes long.
         needs.wall.up_to.send_replace(known.last_set());
@@ -69,11 +69,11 @@ pub async fn run(needs: Needs, shutdown: CancellationToken) {
                     tracing::warn!(%error, "failed to look for chains that sleep for too long; trying again");
                 }
             }
-            let calendar = needs.ledger.calendar();
+            let wall_clock = needs.ledger.wall_clock();
             let before = again.map_or(0, |(_, moved)| moved);
-            if calendar != known {
-                tell(&known, &calendar);
-                known = calendar;
+            if wall_clock != known {
+                tell(&known, &wall_clock);
+                known = wall_clock;
                 // A clock that is set once more meanwhile is followed at once, too.
                 again = Some((Instant::now() + NOTICED, before + follow(&needs).await));
                 needs.wall.up_to.send_replace(known.last_set());
@@ -92,12 +92,13 @@ pub async fn run(needs: Needs, shutdown: CancellationToken) {
 }
 
 /// One line for each time that it was set.
-fn tell(known: &Calendar, calendar: &Calendar) {
-    for (since, by, ahead) in calendar.sets().filter(|(since, ..)| known.last_set().is_none_or(|last| *since > last)) {
+fn tell(known: &WallClock, wall_clock: &WallClock) {
+    for (since, by, ahead) in wall_clock.sets().filter(|(since, ..)| known.last_set().is_none_or(|last| *since > last))
+    {
         tracing::warn!(
             by_ms = by,
             ahead_ms = ahead,
-            at = %calendar.wall(since),
+            at = %wall_clock.wall(since),
             "{}: intervals, backoffs, leases and throttles go on as if it had not been; cron expressions and `at` follow it",
             set_words(by)
         );
@@ -118,8 +119,8 @@ async fn mend(needs: &Needs) -> Result<(), LedgerError> {
             let Some(schedule) = schedule else { continue };
             let answers = mover.follow(&page, &schedule, Change::Overslept).await?;
             for (chain, answer) in page.iter().zip(answers) {
-                let (now, calendar) = (needs.ledger.now(), needs.ledger.calendar());
-                let since = || overslept::since(chain, &|_| Some(schedule.clone()), (now, &calendar));
+                let (now, wall_clock) = (needs.ledger.now(), needs.ledger.wall_clock());
+                let since = || overslept::since(chain, &|_| Some(schedule.clone()), (now, &wall_clock));
                 let moved = match answer {
                     Replanned::Moved(due) => Some(due),
                     // A tick that was put off keeps its attempt.
@@ -133,8 +134,8 @@ async fn mend(needs: &Needs) -> Result<(), LedgerError> {
                     tracing::warn!(
                         kind,
                         key = chain.hint.key,
-                        was = %calendar.wall(chain.hint.due),
-                        due = %calendar.wall(due),
+                        was = %wall_clock.wall(chain.hint.due),
+                        due = %wall_clock.wall(due),
                         "a chain was overdue: its due time lay further ahead than its schedule can explain; it was moved"
                     );
                 }

@@ -12,7 +12,6 @@ use std::time::Duration;
 use parking_lot::RwLock;
 use roundelay_config::{Calls, Config, FreshSettings, KindSettings};
 use roundelay_ledger::{Ledger, LedgerError};
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::encryption::{AssociatedData, Field, Keyring};
 use roundelay_model::failure::FailedItem;
@@ -20,6 +19,7 @@ use roundelay_model::fresh::{Budget, Known, Seen, Visits, visited};
 use roundelay_model::kind_stats::{KindBucket, Step};
 use roundelay_model::outcome::{Change, Outcome, Yield};
 use roundelay_model::schedule::{From, Rhythm, Schedule};
+use roundelay_model::wall_clock::WallClock;
 use serde_json::Value;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -156,7 +156,7 @@ impl Visit {
         kind: &str,
         fresh: &FreshSettings,
         outcome: &mut Outcome,
-        (now, calendar): (Time, &Calendar),
+        (now, wall_clock): (Time, &WallClock),
     ) -> Option<Visited> {
         let change = match outcome {
             Outcome::Done => None,
@@ -170,7 +170,7 @@ impl Visit {
                 _ => *outcome = Outcome::DoneWith(Yield { failed: vec![refused], ..Yield::default() }),
             }
         }
-        let (seen, mark) = self.seen(change, calendar.wall(now));
+        let (seen, mark) = self.seen(change, wall_clock.wall(now));
         let prior = self.budget.prior(kind, fresh.middle());
         let known = visited(self.known, seen, self.weight, mark, now, prior);
         let every = self.budget.interval(fresh.objective, &known, self.gap, bounds(fresh));

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 
 use roundelay_config::Config;
 use roundelay_ledger::{Ledger, LedgerError};
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrders, Subject};
 use roundelay_model::pacing::orders::Orders;
+use roundelay_model::wall_clock::{At, WallClock};
 
 use crate::throttle::throttled::time;
 
@@ -40,7 +40,7 @@ pub enum Held {
 
 impl Hold {
     /// Who holds it, since when, until when, why, and the command that ends it, for a person.
-    pub fn words(&self, calendar: &Calendar) -> String {
+    pub fn words(&self, wall_clock: &WallClock) -> String {
         let Self { what, by, at, until, why } = self;
         let (name, command) = match what {
             Held::Queue(name) => (format!("the queue {name} is paused"), format!("roundelay queue resume {name}")),
@@ -48,8 +48,8 @@ impl Hold {
                 (format!("the throttle {name} is held"), format!("roundelay throttle release {name}"))
             }
         };
-        let at = At::of(*at, calendar);
-        let until = until.map_or_else(String::new, |until| format!(" until {}", At::of(until, calendar)));
+        let at = At::of(*at, wall_clock);
+        let until = until.map_or_else(String::new, |until| format!(" until {}", At::of(until, wall_clock)));
         format!("{name} by {by} since {at}{until}: {why} (`{command}` lets it go on)")
     }
 }
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(at(now), [by("both", "ann"), by("paced", "bob"), by("paused", "ann")]);
         assert_eq!(at(now + Duration::from_secs(60)), [by("both", "ann"), by("paused", "ann")], "the hold is over");
         let holds = Holds::new(queues, &orders, &throttles, now);
-        let words = |queue| holds.get(queue).unwrap().words(&Calendar::default());
+        let words = |queue| holds.get(queue).unwrap().words(&WallClock::default());
         assert_eq!(
             words("paused"),
             "the queue paused is paused by ann since 1970-01-01T00:16:40.000Z: deploy \

@@ -166,7 +166,7 @@ impl Core {
     /// What a job's handler is called with.
     fn call_of_job(&self, work: &Work<'_>, longest: Duration, part: Option<&Failure>, permit: Permit) -> Call {
         let Work { queue, envelope, id, .. } = work;
-        let (now, calendar) = (self.ledger.now(), self.ledger.calendar());
+        let (now, wall_clock) = (self.ledger.now(), self.ledger.wall_clock());
         let due = envelope.due.unwrap_or(now);
         let job = Job {
             seed: job::seed(&envelope.kind, &envelope.key, id),
@@ -179,8 +179,8 @@ impl Core {
             owner: envelope.owner.clone(),
             carry: serde_json::Value::Null,
             unavailable: Vec::new(),
-            nominal: calendar.wall(due),
-            deadline: calendar.wall(now + longest),
+            nominal: wall_clock.wall(due),
+            deadline: wall_clock.wall(now + longest),
             grace: Duration::ZERO,
             payload: envelope.payload.clone(),
         };

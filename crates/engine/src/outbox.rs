@@ -9,13 +9,13 @@ use std::time::Duration;
 use roundelay_config::SpawnSettings;
 use roundelay_handler::answer::EXCERPT;
 use roundelay_ledger::{NewChain, SpawnedJob};
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::encryption::Keyring;
 use roundelay_model::failure::FailedItem;
 use roundelay_model::job::{Envelope, MAX_PAYLOAD};
 use roundelay_model::outcome::{NewJob, Yield};
 use roundelay_model::reason::excerpt;
+use roundelay_model::wall_clock::WallClock;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -51,7 +51,7 @@ pub(super) struct Asking<'a> {
     pub at: Time,
     pub keys: &'a Keyring,
     /// How the wall clock stands to the ledger's time.
-    pub calendar: &'a Calendar,
+    pub wall_clock: &'a WallClock,
     pub slack: Duration,
 }
 

@@ -12,10 +12,10 @@ use roundelay_ledger::{
     Census, ChainState, ChainView, Condition, Cursor, Hint, Holder, LateCursor, Ledger, LedgerError, ListFilter,
     Listed, fits_pattern,
 };
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::ids::{Epoch, TickNo};
 use roundelay_model::schedule::{Asleep, Schedule, phase};
+use roundelay_model::wall_clock::WallClock;
 
 use crate::holds::Holds;
 
@@ -80,7 +80,7 @@ impl<'a> From<&'a ChainView> for Sleeper<'a> {
 pub fn since<'a>(
     chain: impl Into<Sleeper<'a>>,
     of_kind: &Schedules<'_>,
-    (now, calendar): (Time, &Calendar),
+    (now, wall_clock): (Time, &WallClock),
 ) -> Option<Time> {
     let Sleeper { hint, state, holder, batch_open, asleep, started_tick, schedule, once } = chain.into();
     let sleeps = state == ChainState::Active && !holder.runs() && batch_open == 0 && hint.due > now;
@@ -95,7 +95,7 @@ pub fn since<'a>(
         return None;
     }
     let begun = started_tick >= hint.tick || hint.attempt > 1;
-    own.unwrap_or(of_kind).overslept(asleep, begun, now, phase(&hint.kind, &hint.key), calendar)
+    own.unwrap_or(of_kind).overslept(asleep, begun, now, phase(&hint.kind, &hint.key), wall_clock)
 }
 
 /// One that was found.
@@ -119,7 +119,7 @@ pub async fn look(
     let mut all = Vec::new();
     for queue in queues {
         let chains = ledger.furthest(queue, PER_QUEUE).await?;
-        let at = (ledger.now(), &*ledger.calendar());
+        let at = (ledger.now(), &*ledger.wall_clock());
         all.extend(chains.into_iter().filter_map(|chain| {
             let since = since(&chain, of_kind, at)?;
             Some(Overslept { chain, since })
@@ -259,7 +259,7 @@ mod tests {
         for (label, change, expected) in table {
             let mut chain = chain("x");
             change(&mut chain);
-            let found = since(&chain, &schedules(&config), (at(1_000), &Calendar::default()));
+            let found = since(&chain, &schedules(&config), (at(1_000), &WallClock::default()));
             assert_eq!(found, expected.map(at), "{label}");
         }
     }

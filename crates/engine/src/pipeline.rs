@@ -130,7 +130,7 @@ impl Core {
         let yields = std::mem::take(&mut decision.yields);
         let Work { queue, envelope, id, .. } = work;
         let Asks { owner, depth, bounds } = source.asks();
-        let (keys, calendar) = (self.publishing.keys(), self.ledger.calendar());
+        let (keys, wall_clock) = (self.publishing.keys(), self.ledger.wall_clock());
         let asking = Asking {
             id,
             kind: &envelope.kind,
@@ -140,7 +140,7 @@ impl Core {
             bounds,
             at,
             keys: &keys,
-            calendar: &calendar,
+            wall_clock: &wall_clock,
             slack: self.catch_up.slack,
         };
         let asked = self.catalog.asked(&asking, yields);
@@ -201,7 +201,7 @@ impl Core {
         }
         let keys = self.publishing.keys();
         let body = sealing::whole(&keys, &delivery.body).map_err(BadMessage::Sealed)?;
-        let envelope = Envelope::decode(&body)?.read_at(&self.ledger.calendar());
+        let envelope = Envelope::decode(&body)?.read_at(&self.ledger.wall_clock());
         let envelope = Envelope { trace: delivery.trace.clone(), ..envelope };
         // A body that was sealed as a whole has proved its sender; else the sealed fields have to.
         if matches!(body, Cow::Borrowed(_)) {

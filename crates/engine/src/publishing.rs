@@ -261,7 +261,7 @@ impl Publishing {
     pub(crate) async fn kept(&self, job: &KeptJob) -> Option<Envelope> {
         let number = job.number;
         let envelope = match Envelope::decode(&job.body) {
-            Ok(envelope) => envelope.read_at(&self.ledger.calendar()),
+            Ok(envelope) => envelope.read_at(&self.ledger.wall_clock()),
             Err(bad) => {
                 if self.telemetry.notices.begins("kept jobs that cannot be read") {
                     tracing::error!(number, %bad, "a job kept in the ledger cannot be read");

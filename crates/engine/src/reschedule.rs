@@ -8,10 +8,10 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use roundelay_config::{Config, OwnSchedule};
 use roundelay_ledger::{ChainFilter, ChainState, ChainView, Hint, Ledger, LedgerError, ListFilter, Listed, Move};
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::ids::TickNo;
 use roundelay_model::schedule::{Asleep, Balance, Moved, Schedule, Setting, phase};
+use roundelay_model::wall_clock::WallClock;
 use tokio::time::sleep;
 
 use crate::connections::Connections;
@@ -160,11 +160,11 @@ impl Rescheduler {
         of_kind: &Schedule,
         change: Change,
     ) -> Result<Vec<Replanned>, LedgerError> {
-        let (now, calendar) = (self.ledger.now(), self.ledger.calendar());
+        let (now, wall_clock) = (self.ledger.now(), self.ledger.wall_clock());
         let mut moves = Vec::new();
         let mut answers = Vec::with_capacity(page.len());
         for chain in page {
-            let answer = self.plan(chain, of_kind, change, (now, &calendar));
+            let answer = self.plan(chain, of_kind, change, (now, &wall_clock));
             if let Replanned::Moved(due) = answer.0 {
                 let watch_at = if self.publishes { now + GRACE } else { now };
                 let Hint { epoch, tick, due: from, .. } = chain.hint;
@@ -232,7 +232,7 @@ impl Rescheduler {
         chain: &Listed,
         of_kind: &Schedule,
         change: Change,
-        (now, calendar): (Time, &Calendar),
+        (now, wall_clock): (Time, &WallClock),
     ) -> (Replanned, Time) {
         let Listed { hint, nominal, last_start, last_finish, .. } = chain;
         let stays = |answer| (answer, *nominal);
@@ -256,7 +256,7 @@ impl Rescheduler {
             phase: if schedule.spread_phase { place } else { 0.0 },
             balance: &self.balance,
             dice: &self.entropy,
-            calendar,
+            wall_clock,
         };
         let asleep = Asleep { nominal: *nominal, due: hint.due, last_start: *last_start, last_finish: *last_finish };
         let moved = match change {
@@ -265,7 +265,7 @@ impl Rescheduler {
                 let own = schedule.misfire.spread;
                 schedule.set(asleep, now, (if own.is_zero() { spread } else { own }, place), setting)
             }
-            Change::Overslept if schedule.overslept(asleep, false, now, place, calendar).is_none() => Moved::Fits,
+            Change::Overslept if schedule.overslept(asleep, false, now, place, wall_clock).is_none() => Moved::Fits,
             Change::Overslept => match schedule.set(asleep, now, (Duration::ZERO, 0.0), setting) {
                 Moved::Fits => schedule.moved(asleep, now, None, setting),
                 moved => moved,

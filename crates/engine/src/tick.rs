@@ -12,7 +12,6 @@ use roundelay_handler::answer::EXCERPT;
 use roundelay_ledger::{
     AfterClaim, AfterFinish, Claim, ClaimRequest, Finish, FinishRequest, Grant, Hint, Member, after_claim, after_finish,
 };
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Time, short_duration};
 use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::FailedItem;
@@ -22,6 +21,7 @@ use roundelay_model::outcome::{Course, Decision, NewJob, Next, Outcome, Verdict}
 use roundelay_model::progress::Progress;
 use roundelay_model::reason::{Class, Reason, excerpt};
 use roundelay_model::schedule::{Balance, Overlap, Ran, Schedule, Setting, phase};
+use roundelay_model::wall_clock::WallClock;
 use roundelay_model::{job, outcome};
 use serde_json::Value;
 use tokio::time::sleep;
@@ -74,9 +74,9 @@ struct ChainRun<'a> {
     phase: f64,
     balance: Arc<Balance>,
     /// How the wall clock stood to the ledger's time at the claim.
-    calendar: Arc<Calendar>,
+    wall_clock: Arc<WallClock>,
     /// The same at the end, since the wall clock may be set while the handler runs.
-    calendar_at_end: OnceLock<Arc<Calendar>>,
+    wall_clock_at_end: OnceLock<Arc<WallClock>>,
     limit: Option<Limit>,
     /// Whether the handler was called.
     ran: bool,
@@ -271,8 +271,8 @@ impl<'a> ChainRun<'a> {
             phase: if spread { phase(kind, key) } else { 0.0 },
             balance: work.queue.balances.of(kind),
             schedule,
-            calendar: core.ledger.calendar(),
-            calendar_at_end: OnceLock::new(),
+            wall_clock: core.ledger.wall_clock(),
+            wall_clock_at_end: OnceLock::new(),
             limit: None,
             ran: false,
             progress: None,
@@ -310,20 +310,20 @@ impl<'a> ChainRun<'a> {
     fn learn(&mut self, outcome: &mut Outcome, at: Time) {
         let Work { kind, envelope, .. } = self.work;
         let (Some(visit), Some(fresh)) = (&mut self.visit, kind.fresh()) else { return };
-        let calendar = self.core.ledger.calendar();
-        self.visited = visit.ended(&envelope.kind, fresh, outcome, (at, &calendar));
+        let wall_clock = self.core.ledger.wall_clock();
+        self.visited = visit.ended(&envelope.kind, fresh, outcome, (at, &wall_clock));
         if let (Some(Visited { every, .. }), Some(schedule)) = (self.visited, &mut self.schedule) {
             *schedule = fresh::schedule(schedule, every);
         }
     }
 
-    fn setting<'s>(&'s self, calendar: &'s Calendar) -> Setting<'s> {
-        Setting { phase: self.phase, balance: &self.balance, dice: &self.core.entropy, calendar }
+    fn setting<'s>(&'s self, wall_clock: &'s WallClock) -> Setting<'s> {
+        Setting { phase: self.phase, balance: &self.balance, dice: &self.core.entropy, wall_clock }
     }
 
     fn course_of(&self, started: Time, finished: Time) -> Option<Course<'_>> {
         let schedule = self.schedule.as_ref()?;
-        let setting = self.setting(self.calendar_at_end.get_or_init(|| self.core.ledger.calendar()));
+        let setting = self.setting(self.wall_clock_at_end.get_or_init(|| self.core.ledger.wall_clock()));
         let ran = Ran { nominal: self.grant.nominal, started, finished };
         let bounds = self.work.kind.recurrence.as_ref().map_or((Duration::ZERO, Duration::MAX), |r| r.next_in);
         Some(Course { schedule, ran, setting, bounds })
@@ -332,9 +332,9 @@ impl<'a> ChainRun<'a> {
     /// When it should have started, by the wall clock.
     fn shown_nominal(&self) -> Time {
         let nominal = self.grant.nominal;
-        match self.schedule.as_ref().filter(|_| self.calendar.ahead() != 0) {
-            Some(schedule) => schedule.shown_nominal(nominal, self.phase, &self.calendar),
-            None => self.calendar.wall(nominal),
+        match self.schedule.as_ref().filter(|_| self.wall_clock.ahead() != 0) {
+            Some(schedule) => schedule.shown_nominal(nominal, self.phase, &self.wall_clock),
+            None => self.wall_clock.wall(nominal),
         }
     }
 
@@ -426,7 +426,7 @@ impl<'a> ChainRun<'a> {
             carry,
             unavailable,
             nominal: self.shown_nominal(),
-            deadline: self.calendar.wall(limit.deadline),
+            deadline: self.wall_clock.wall(limit.deadline),
             grace: limit.grace,
             seed: job::seed(&envelope.kind, &envelope.key, &chain.tick.to_string()),
             payload,
@@ -446,13 +446,13 @@ impl<'a> ChainRun<'a> {
             if self.is_manual() { schedule_of_chain(&self.work, &self.grant) } else { self.schedule.clone() };
         let Some(of_chain) = of_chain else { return limit };
         let time_box =
-            kind.recurrence.as_ref().and_then(|recurrence| recurrence.time_box(&of_chain, at, &self.calendar));
+            kind.recurrence.as_ref().and_then(|recurrence| recurrence.time_box(&of_chain, at, &self.wall_clock));
         if let Some((length, grace)) = time_box {
             let cut = format!("its time box of {} was up", short_duration(length));
             limit = Limit { deadline: at + length, longest: length, grace, cut: Some(cut) };
         }
         let Some(schedule) = &self.schedule else { return limit };
-        let next = schedule.cancelled_at(self.grant.nominal, at, self.setting(&self.calendar));
+        let next = schedule.cancelled_at(self.grant.nominal, at, self.setting(&self.wall_clock));
         if let Some(deadline) = next.filter(|next| *next < limit.deadline) {
             let cut = Some("overlap: it had to make room for the next occurrence".into());
             limit = Limit { deadline, grace: CANCEL_GRACE, cut, ..limit };

@@ -46,7 +46,7 @@ impl UpToDate {
     pub(super) async fn is_followed(&self) {
         self.read().await;
         let mut up_to = self.up_to.subscribe();
-        let is_followed = |up_to: &Option<Time>| *up_to >= self.ledger.calendar().last_set();
+        let is_followed = |up_to: &Option<Time>| *up_to >= self.ledger.wall_clock().last_set();
         if !is_followed(&up_to.borrow_and_update()) {
             self.set.notify_one();
             let _ = timeout(FOLLOWED_WITHIN, up_to.wait_for(is_followed)).await;

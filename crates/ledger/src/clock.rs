@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
+use roundelay_model::wall_clock::WallClock;
 
 use crate::error::LedgerError;
 
@@ -18,7 +18,7 @@ pub trait LedgerClock {
     fn now(&self) -> Time;
 
     /// How the wall clock stands to that time, as far as this process has noticed.
-    fn calendar(&self) -> Arc<Calendar>;
+    fn wall_clock(&self) -> Arc<WallClock>;
 
     /// Reads the clocks, and notes it for all who use the ledger if the wall clock was set. A worker does so once a
     /// second.

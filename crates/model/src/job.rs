@@ -14,13 +14,13 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::encryption::{Unopened, is_sealed, longest};
 use crate::guard::IfRunning;
 use crate::ids::{Epoch, Fence, TickNo};
 use crate::lanes::MAX_LANES;
 use crate::trace_context::Carried;
+use crate::wall_clock::WallClock;
 
 /// The version of the message format that this engine reads and writes.
 pub const VERSION: u8 = 1;
@@ -442,19 +442,19 @@ impl Envelope {
 
     /// What came in a message, or lay in the ledger, as the engine has it: due by the ledger's time.
     #[must_use]
-    pub fn read_at(self, calendar: &Calendar) -> Self {
+    pub fn read_at(self, wall_clock: &WallClock) -> Self {
         let by_wall = self.chain.is_none() && self.clock.is_none();
-        let ahead = if by_wall { calendar.ahead() } else { self.clock.unwrap_or(0) };
+        let ahead = if by_wall { wall_clock.ahead() } else { self.clock.unwrap_or(0) };
         let due = self.due.map(|due| Time::from_millis(due.as_millis().saturating_sub(ahead)));
         let clock = self.clock.and(due).map(|_| 0);
         Self { due, clock, ..self }
     }
 
     /// The same as it is to travel. What another program wants by the wall clock goes on being that.
-    pub fn travelling(&self, calendar: &Calendar) -> Cow<'_, Self> {
-        let by_wall = self.chain.is_none() && self.clock.is_none() && calendar.ahead() != 0;
+    pub fn travelling(&self, wall_clock: &WallClock) -> Cow<'_, Self> {
+        let by_wall = self.chain.is_none() && self.clock.is_none() && wall_clock.ahead() != 0;
         match self.due.filter(|_| by_wall) {
-            Some(due) => Cow::Owned(Self { due: Some(calendar.wall(due)), ..self.clone() }),
+            Some(due) => Cow::Owned(Self { due: Some(wall_clock.wall(due)), ..self.clone() }),
             None => Cow::Borrowed(self),
         }
     }
@@ -691,10 +691,10 @@ mod tests {
 
     #[test]
     fn a_due_time_is_read_by_its_own_clock() {
-        let calendar = Calendar::default().set(Time::from_millis(0), 3_600_000);
+        let wall_clock = WallClock::default().set(Time::from_millis(0), 3_600_000);
         let read = |fields: &str| {
             let body = format!(r#"{{"v":1,"kind":"k","key":"x",{fields}}}"#);
-            Envelope::decode(body.as_bytes()).unwrap().read_at(&calendar)
+            Envelope::decode(body.as_bytes()).unwrap().read_at(&wall_clock)
         };
         let chain = r#""chain":{"ledger":"l","epoch":1,"tick":1}"#;
         for (fields, due, travels) in [
@@ -708,9 +708,9 @@ mod tests {
         ] {
             let envelope = read(&fields);
             assert_eq!(envelope.due, Some(Time::from_millis(due)), "{fields}");
-            let sent = envelope.travelling(&calendar);
+            let sent = envelope.travelling(&wall_clock);
             assert_eq!((sent.due, sent.clock), (Some(Time::from_millis(travels.0)), travels.1), "{fields}");
-            assert_eq!(sent.into_owned().read_at(&calendar), envelope, "{fields}");
+            assert_eq!(sent.into_owned().read_at(&wall_clock), envelope, "{fields}");
         }
         assert_eq!(read(r#""clock":5"#).clock, None, "nothing is due by it");
         let later = read(r#""due":3700000"#).due_at(Time::from_millis(7));

@@ -15,7 +15,7 @@
 //! 5. [`outcome`] with its [`reason`]: what the handler said. [`policy`]: what follows by the reason. [`failure`]: what
 //!    is kept of it. [`progress`]: how far a run has come.
 //!    [`kind_stats`]: what the runs of a kind came to, over time.
-//! 6. [`schedule`]: when the next tick is due. [`fresh`]: how often to look at what changes now and then. [`calendar`] and [`clock`]: the ledger's time and the wall clock.
+//! 6. [`schedule`]: when the next tick is due. [`fresh`]: how often to look at what changes now and then. [`wall_clock`] and [`clock`]: the ledger's time and the wall clock.
 //!
 //! Beside that: [`backoff`], the pauses between attempts; [`egress`], where HTTP calls may lead; [`ids`], the numbers
 //! of chains, ticks and claims; [`scope`], what a token may do; [`secret`], text that is not shown.
@@ -23,7 +23,6 @@
 //! Layer: the lowest. May use: serde, jiff, ciphers; of tokio only its clock.
 
 pub mod backoff;
-pub mod calendar;
 pub mod clock;
 pub mod deaths;
 pub mod egress;
@@ -48,3 +47,4 @@ pub mod secret;
 pub mod spread;
 pub mod topology;
 pub mod trace_context;
+pub mod wall_clock;

@@ -121,7 +121,7 @@ pub struct Discovered {
     /// A schedule of its own, as people write it in a roster: `5m`, a cron expression, or a JSON object.
     pub schedule: Option<String>,
     /// Its first tick comes within so long, at a place that follows from its name; absent, within its
-    /// interval. Where the calendar says when, this has no say.
+    /// interval. Where the wall clock says when, this has no say.
     pub spread: Option<Duration>,
 }
 
@@ -469,9 +469,9 @@ pub fn refused(course: Course<'_>, refusal: Refusal, place: f64) -> Decision {
 mod tests {
     use super::*;
 
-    use crate::calendar::Calendar;
     use crate::schedule::Misfire;
     use crate::schedule::balance::Balance;
+    use crate::wall_clock::WallClock;
 
     /// Every 300 s after the finish.
     const EVERY: bool = true;
@@ -493,7 +493,7 @@ mod tests {
     /// What follows a run of `schedule` that was due and started at 900 s and ended at 1,000 s.
     fn ended(schedule: Option<&Schedule>, retry: &RetryPolicy, attempt: u32, outcome: Outcome) -> Decision {
         let (balance, dice) = (Balance::default(), Entropy::seeded(1));
-        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, calendar: &Calendar::default() };
+        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &WallClock::default() };
         let ran = Ran { nominal: at(900), started: at(900), finished: at(1_000) };
         let bounds = (Duration::from_secs(1), MAX_WAIT);
         let course = schedule.map(|schedule| Course { schedule, ran, setting, bounds });
@@ -622,7 +622,7 @@ mod tests {
     fn a_table_of_refusals() {
         let s = Duration::from_secs;
         let (balance, dice) = (Balance::default(), Entropy::seeded(1));
-        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, calendar: &Calendar::default() };
+        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &WallClock::default() };
         let ran = Ran { nominal: at(900), started: at(1_000), finished: at(1_000) };
         let with = |policy, window: Option<u64>, spread| Schedule {
             rhythm: Rhythm::Every { interval: s(60), from: CountedFrom::Nominal },

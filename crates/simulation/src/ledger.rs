@@ -10,7 +10,6 @@ use roundelay_ledger::access::{
     AuditEntry, Begun, Hash, KeptAnswer, KeyedRequest, NewAuditEntry, NewToken, Token, TokenCreated,
 };
 use roundelay_ledger::*;
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::deaths::Hands;
 use roundelay_model::failure::{FailedItem, Failure, ItemEnd};
@@ -20,6 +19,7 @@ use roundelay_model::kind_stats::{KindBucket, Step};
 use roundelay_model::pacing::orders::{Orders, ThrottleOrder};
 use roundelay_model::pacing::{SlotRequest, SlotResponse};
 use roundelay_model::progress::Progress;
+use roundelay_model::wall_clock::WallClock;
 use tokio::time::{Instant, sleep};
 
 use super::astray::{Claims, Fate, OVERTAKEN, STUCK};
@@ -133,8 +133,8 @@ forward! {
         self.inner.now()
     }
 
-    fn calendar(&self) -> Arc<Calendar> {
-        self.inner.calendar()
+    fn wall_clock(&self) -> Arc<WallClock> {
+        self.inner.wall_clock()
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use roundelay_ledger::access::{AuditEntry, NewAuditEntry};
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::scope::Scope;
+use roundelay_model::wall_clock::{At, WallClock};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
@@ -61,10 +61,10 @@ pub struct Entry {
 }
 
 impl Entry {
-    fn of(AuditEntry { number, at, entry }: AuditEntry, calendar: &Calendar) -> Self {
+    fn of(AuditEntry { number, at, entry }: AuditEntry, wall_clock: &WallClock) -> Self {
         let NewAuditEntry { actor, scope, action, target, detail, status } = entry;
         let detail = serde_json::from_str(&detail).unwrap_or(Value::String(detail));
-        Self { number, at: At::of(at, calendar), actor, scope, action, target, detail, status }
+        Self { number, at: At::of(at, wall_clock), actor, scope, action, target, detail, status }
     }
 }
 
@@ -82,7 +82,7 @@ pub async fn list(State(api): State<Arc<Api>>, Query(which): Query<ListQuery>) -
     found.truncate(limit as usize);
     let after = found.last().filter(|_| more).map(|last| page::encode_cursor(&last.number));
     Ok(Json(Audit {
-        entries: found.into_iter().map(|entry| Entry::of(entry, &api.ledger().calendar())).collect(),
+        entries: found.into_iter().map(|entry| Entry::of(entry, &api.ledger().wall_clock())).collect(),
         after,
     }))
 }

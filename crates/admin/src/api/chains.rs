@@ -6,10 +6,10 @@ use axum::Json;
 use axum::extract::State;
 use roundelay_engine::holds::Holds;
 use roundelay_ledger::{ChainFilter, ChainOrder, Found};
-use roundelay_model::calendar::At;
 use roundelay_model::guard::IfRunning;
 use roundelay_model::ids::Fence;
 use roundelay_model::job::RunNow;
+use roundelay_model::wall_clock::At;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
@@ -82,7 +82,7 @@ pub struct ChainPage {
 impl ChainPage {
     fn new<P: Serialize>(found: Found<ChainRow, P>, api: &Api) -> Self {
         Self {
-            now: At::of(api.ledger().now(), &api.ledger().calendar()),
+            now: At::of(api.ledger().now(), &api.ledger().wall_clock()),
             chains: found.found,
             after: found.after.as_ref().map(page::encode_cursor),
             complete: found.complete,
@@ -177,7 +177,7 @@ pub async fn attempts(
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
     let mut attempts: Vec<AttemptReport> =
-        found.into_iter().map(|one| AttemptReport::of(one, &api.ledger().calendar())).collect();
+        found.into_iter().map(|one| AttemptReport::of(one, &api.ledger().wall_clock())).collect();
     if let Some(manual) = chains.iter().find(|chain| chain.once) {
         mark_manual(&mut attempts, manual.hint.epoch);
     }

@@ -6,8 +6,8 @@ use axum::extract::{FromRequest, FromRequestParts, Request};
 use axum::http::request::Parts;
 use bytes::Bytes;
 use roundelay_config::at_time;
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Time, parse_duration};
+use roundelay_model::wall_clock::WallClock;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -108,10 +108,10 @@ pub fn duration(field: &str, text: &str) -> Result<Duration> {
 ///
 /// # Errors
 /// When the text is none of these.
-pub fn moment(field: &str, text: &str, now: Time, calendar: &Calendar) -> Result<Time> {
+pub fn moment(field: &str, text: &str, now: Time, wall_clock: &WallClock) -> Result<Time> {
     let wall = text.parse().map(Time::from_millis).ok().or_else(|| at_time(text).ok());
     let back = || parse_duration(text).ok().map(|back| now - back);
-    wall.map(|wall| calendar.steady(wall)).or_else(back).ok_or_else(|| {
+    wall.map(|wall| wall_clock.steady(wall)).or_else(back).ok_or_else(|| {
         Problem::bad_request(format!(
             "{field}={text}: this is no time; write \"2027-01-01T03:00:00Z\", milliseconds since 1970, or \"2h\" for \
              two hours ago; a `+` in an address is written %2B"
@@ -192,7 +192,7 @@ mod tests {
     #[test]
     fn a_table_of_times_in_queries() {
         // The wall clock is an hour ahead of the ledger's time.
-        let calendar = Calendar::default().set(Time::from_millis(0), 3_600_000);
+        let wall_clock = WallClock::default().set(Time::from_millis(0), 3_600_000);
         let now = Time::from_millis(10_000_000);
         let table = [
             ("1970-01-01T02:00:00Z", Some(3_600_000)),
@@ -207,10 +207,10 @@ mod tests {
             ("-1h", None),
         ];
         for (text, expected) in table {
-            let read = moment("since", text, now, &calendar);
+            let read = moment("since", text, now, &wall_clock);
             assert_eq!(read.as_ref().ok().map(|time| time.as_millis()), expected, "{text}: {read:?}");
         }
-        let problem = moment("since", "yesterday", now, &calendar).unwrap_err();
+        let problem = moment("since", "yesterday", now, &wall_clock).unwrap_err();
         assert_eq!(problem.status, 400);
         assert!(problem.detail.starts_with("since=yesterday: this is no time; write"), "{problem:?}");
     }

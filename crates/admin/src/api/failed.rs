@@ -116,8 +116,8 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) 
     let more = found.len() > limit as usize;
     found.truncate(limit as usize);
     let place = found.last().filter(|_| more).map(|last| page::encode_cursor(&(&last.kind, &last.key, &last.item)));
-    let (config, now, calendar) = (api.config(), api.ledger().now(), api.ledger().calendar());
-    let failures = found.into_iter().map(|failure| FailureReport::new(failure, &config, now, &calendar)).collect();
+    let (config, now, wall_clock) = (api.config(), api.ledger().now(), api.ledger().wall_clock());
+    let failures = found.into_iter().map(|failure| FailureReport::new(failure, &config, now, &wall_clock)).collect();
     Ok(Json(Failed { failures, after: place }))
 }
 
@@ -140,7 +140,7 @@ pub async fn reasons(State(api): State<Arc<Api>>, Query(filter): Query<FailedFil
     let mut reasons = api.counting().reasons(filter.for_reading(), MAX_REASONS + 1).await?;
     let complete = reasons.len() <= MAX_REASONS as usize;
     reasons.truncate(MAX_REASONS as usize);
-    let reasons = reasons.into_iter().map(|count| ReasonRow::of(count, &api.ledger().calendar())).collect();
+    let reasons = reasons.into_iter().map(|count| ReasonRow::of(count, &api.ledger().wall_clock())).collect();
     Ok(Json(Reasons { reasons, complete }))
 }
 

@@ -6,7 +6,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use roundelay_engine::publish::{Publication, PublicationError};
-use roundelay_model::calendar::At;
+use roundelay_model::wall_clock::At;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
@@ -85,7 +85,7 @@ pub async fn publish(
     let answer = JobPublished {
         id: published.id,
         queue: published.queue,
-        due: published.due.map(|due| At::of(due, &api.ledger().calendar())),
+        due: published.due.map(|due| At::of(due, &api.ledger().wall_clock())),
     };
     Ok((StatusCode::CREATED, Detail(told), Json(answer)))
 }

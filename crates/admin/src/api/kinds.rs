@@ -8,9 +8,9 @@ use axum::extract::State;
 use roundelay_config::Config;
 use roundelay_engine::fresh;
 use roundelay_ledger::Census;
-use roundelay_model::calendar::At;
 use roundelay_model::fresh::{Budget, Objective, Price};
 use roundelay_model::kind_stats::Step;
+use roundelay_model::wall_clock::At;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -135,7 +135,7 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) 
     if let Some(why) = &facts.ledger_why {
         return Err(Problem::away("the ledger", why));
     }
-    let (now, calendar) = (api.ledger().now(), api.ledger().calendar());
+    let (now, wall_clock) = (api.ledger().now(), api.ledger().wall_clock());
     let since = step.begin(now - time);
     let buckets = api.ledger().kinds(step, since).await?;
     let config = api.config();
@@ -147,11 +147,11 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) 
     let empty = Census::default();
     let (census, counted_at) = facts.census.as_ref().map_or((&empty, None), |(census, at)| (census, Some(*at)));
     Ok(Json(Kinds {
-        now: At::of(now, &calendar),
-        since: At::of(since, &calendar),
+        now: At::of(now, &wall_clock),
+        since: At::of(since, &wall_clock),
         step_ms: step.millis(),
-        counted_at: counted_at.map(|at| At::of(at, &calendar)),
-        kinds: kinds(&buckets, census, &config, Period { step, since, now }, &calendar),
+        counted_at: counted_at.map(|at| At::of(at, &wall_clock)),
+        kinds: kinds(&buckets, census, &config, Period { step, since, now }, &wall_clock),
         budgets,
     }))
 }

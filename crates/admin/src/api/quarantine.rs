@@ -8,8 +8,8 @@ use axum::extract::State;
 use roundelay_broker::PeekedMessage;
 use roundelay_engine::sealing;
 use roundelay_ledger::QuarantinedMessage;
-use roundelay_model::calendar::At;
 use roundelay_model::encryption::Keyring;
+use roundelay_model::wall_clock::At;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
@@ -108,7 +108,7 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) 
         let body = body_text(&keys, &body);
         Unusable {
             number: Some(number),
-            at: Some(At::of(at, &api.ledger().calendar())),
+            at: Some(At::of(at, &api.ledger().wall_clock())),
             from,
             reason,
             body,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use roundelay_ledger::Census;
-use roundelay_model::calendar::At;
+use roundelay_model::wall_clock::At;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -41,8 +41,8 @@ pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Queues>> {
     let empty = Census::default();
     let (census, counted_at) = facts.census.as_ref().map_or((&empty, None), |(census, at)| (census, Some(*at)));
     Ok(Json(Queues {
-        now: At::of(facts.now, &facts.calendar),
-        counted_at: counted_at.map(|at| At::of(at, &facts.calendar)),
+        now: At::of(facts.now, &facts.wall_clock),
+        counted_at: counted_at.map(|at| At::of(at, &facts.wall_clock)),
         broker_why: facts.asked.error().map(str::to_owned),
         queues: queues(&facts, census, &api.config()),
     }))

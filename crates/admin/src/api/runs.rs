@@ -69,8 +69,8 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) 
     let ListQuery { verdict, kind, key, owner, queue, own, text, since, until, limit, after } = wanted;
     let (limit, before) = (page::size(limit)?, page::decode_cursor::<Fence>(after.as_deref())?);
     let said = |text: Option<String>| text.filter(|text| !text.is_empty());
-    let (now, calendar) = (api.ledger().now(), api.ledger().calendar());
-    let time = |field, text| said(text).map(|text| moment(field, &text, now, &calendar)).transpose();
+    let (now, wall_clock) = (api.ledger().now(), api.ledger().wall_clock());
+    let time = |field, text| said(text).map(|text| moment(field, &text, now, &wall_clock)).transpose();
     let (own, chores) = (own.unwrap_or_default(), api.config().topology().names.chores());
     let filter = RunFilter {
         verdict: said(verdict),
@@ -85,7 +85,7 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) 
     };
     let found = api.ledger().runs(filter, before, limit, EFFORT).await?;
     Ok(Json(Runs {
-        runs: found.found.into_iter().map(|one| AttemptReport::named(one, &calendar)).collect(),
+        runs: found.found.into_iter().map(|one| AttemptReport::named(one, &wall_clock)).collect(),
         after: found.after.as_ref().map(page::encode_cursor),
         complete: found.complete,
     }))

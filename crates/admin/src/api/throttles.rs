@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use roundelay_model::calendar::At;
+use roundelay_model::wall_clock::At;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -32,7 +32,7 @@ pub struct Throttles {
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Throttles>> {
     let mut throttles = all(&api.config(), api.ledger()).await?;
     throttles.iter_mut().for_each(|report| report.shortage = shortage(&api, &report.name));
-    Ok(Json(Throttles { now: At::of(api.ledger().now(), &api.ledger().calendar()), throttles }))
+    Ok(Json(Throttles { now: At::of(api.ledger().now(), &api.ledger().wall_clock()), throttles }))
 }
 
 /// Which keys of the throttle.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use roundelay_model::calendar::At;
+use roundelay_model::wall_clock::At;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -28,10 +28,10 @@ pub struct Workers {
 #[utoipa::path(get, path = "/workers", tag = "workers",
     responses((status = 200, description = "All workers", body = Workers)))]
 pub async fn list(State(api): State<Arc<Api>>) -> Result<Json<Workers>> {
-    let (now, calendar) = (api.ledger().now(), api.ledger().calendar());
+    let (now, wall_clock) = (api.ledger().now(), api.ledger().wall_clock());
     let workers = api.ledger().workers().await?;
-    let workers = workers.into_iter().map(|worker| WorkerReport::new(worker, now, &calendar)).collect();
-    Ok(Json(Workers { now: At::of(now, &calendar), workers }))
+    let workers = workers.into_iter().map(|worker| WorkerReport::new(worker, now, &wall_clock)).collect();
+    Ok(Json(Workers { now: At::of(now, &wall_clock), workers }))
 }
 
 /// What a worker runs.
@@ -57,7 +57,7 @@ pub async fn runs(State(api): State<Arc<Api>>, Path(worker): Path<String>) -> Re
     let found = ledger.workers().await?.into_iter().find(|seen| seen.presence.worker == worker);
     let found = found.ok_or_else(|| Problem::not_found(format!("there is no worker {worker}")))?;
     let runs = workers::runs(found, ledger).await?;
-    Ok(Json(WorkerRuns { now: At::of(ledger.now(), &ledger.calendar()), runs }))
+    Ok(Json(WorkerRuns { now: At::of(ledger.now(), &ledger.wall_clock()), runs }))
 }
 
 /// Why a worker is drained.

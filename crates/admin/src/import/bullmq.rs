@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use toml::Value as Toml;
 
-use super::{Call, Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_calendar, list, text};
+use super::{Call, Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_cron, list, text};
 use crate::import::cron::Dialect;
 
 /// A job scheduler, or a repeatable job of earlier versions.
@@ -122,7 +122,7 @@ fn call(import: &mut Import, scheduler: Scheduler, now: Time, wishes: &Wishes) -
         (Some(_), _) => return Err((format!("`every` is {}, and not milliseconds", scheduler.every), by_hand)),
         (None, Some(pattern)) => {
             let zone = scheduler.tz.as_deref().or(wishes.zone.as_deref()).unwrap_or("UTC");
-            by_calendar(pattern, Dialect::CronParser, zone).map_err(|why| (why, by_hand))?
+            by_cron(pattern, Dialect::CronParser, zone).map_err(|why| (why, by_hand))?
         }
         (None, None) => return Err(("it has neither `every` nor `pattern`".into(), by_hand)),
     };

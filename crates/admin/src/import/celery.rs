@@ -8,7 +8,7 @@ use roundelay_model::clock::{Time, short_duration};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Call, Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_calendar, django, text};
+use super::{Call, Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_cron, django, text};
 use crate::import::cron::Dialect;
 
 /// The output of the line in the documentation.
@@ -155,8 +155,8 @@ fn recurs(schedule: &Value, zone: &str) -> Result<Recurs, (String, &'static str)
     }
     let words = schedule.as_str().unwrap_or_default();
     if let Some(fields) = words.strip_prefix("<crontab: ").and_then(|rest| rest.strip_suffix(" (m/h/dM/MY/d)>")) {
-        let by_calendar = by_calendar(&unbracketed(fields), Dialect::Celery, zone);
-        return by_calendar.map_err(|why| (why, "write its kind by hand"));
+        let by_cron = by_cron(&unbracketed(fields), Dialect::Celery, zone);
+        return by_cron.map_err(|why| (why, "write its kind by hand"));
     }
     if let Some(arguments) = words.strip_prefix("datetime.timedelta(").and_then(|rest| rest.strip_suffix(')')) {
         let micros = arguments.split(", ").map(|part| {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use toml::Value as Toml;
 
-use super::{Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_calendar, list, slug, text};
+use super::{Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_cron, list, slug, text};
 use crate::import::cron::Dialect;
 
 /// The key of each kind's one chain.
@@ -89,7 +89,7 @@ pub fn import(source: &str, user: Option<&str>, home: Option<&str>, wishes: &Wis
                 format!("it runs as {other}, and a worker runs programs as its own user"),
                 "import the file again with --system and that user, for a worker that runs as it",
             ),
-            Ok(entry) => match by_calendar(&entry.time, Dialect::Vixie, zone.as_deref().unwrap_or("UTC")) {
+            Ok(entry) => match by_cron(&entry.time, Dialect::Vixie, zone.as_deref().unwrap_or("UTC")) {
                 Err(why) => {
                     import.note(
                         Weight::LeftOut,

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::celery::{cleanup, expires, interval, payload, settings, solar};
-use super::{Call, Import, Recurs, Weight, Wishes, by_calendar};
+use super::{Call, Import, Recurs, Weight, Wishes, by_cron};
 use crate::import::cron::Dialect;
 
 #[derive(Deserialize)]
@@ -210,7 +210,7 @@ fn recurs(task: &Task, schedules: &BTreeMap<(String, String), Value>, wishes: &W
         // django-celery-beat allows spaces after commas.
         let fields: Vec<String> = fields.iter().map(|field| field.replace(' ', "")).collect();
         let zone = at.timezone.or_else(|| wishes.zone.clone()).unwrap_or_else(|| "UTC".into());
-        let recurs = by_calendar(&fields.join(" "), Dialect::Celery, &zone);
+        let recurs = by_cron(&fields.join(" "), Dialect::Celery, &zone);
         return recurs.map_err(|why| (why, "write its kind by hand"));
     }
     if !task.interval.is_null() {

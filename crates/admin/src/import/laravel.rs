@@ -6,7 +6,7 @@ use roundelay_model::schedule::Cron;
 use serde::Deserialize;
 use toml::Value as Toml;
 
-use super::{Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_calendar, list, slug, text};
+use super::{Import, MAX_TIMEOUT, Recurs, Weight, Wishes, by_cron, list, slug, text};
 use crate::import::cron::{Dialect, translate};
 
 /// The key of each kind's one chain.
@@ -162,7 +162,7 @@ fn add(import: &mut Import, place: &str, event: Event, application: &str, wishes
             "list again with --json, which Laravel has from version 12; or write the kind by hand",
         );
     }
-    let recurs = match by_calendar(&event.expression, Dialect::Laravel, zone) {
+    let recurs = match by_cron(&event.expression, Dialect::Laravel, zone) {
         Ok(recurs) => match repeated(recurs, event.repeat_seconds) {
             Ok(recurs) => recurs,
             Err(why) => return left_out(why, "write the kind by hand, with `every`"),

@@ -141,7 +141,7 @@ impl Recurs {
 }
 
 /// A cron expression of another scheduler, in a time zone, if Roundelay can follow it.
-fn by_calendar(expression: &str, dialect: Dialect, zone: &str) -> Result<Recurs, String> {
+fn by_cron(expression: &str, dialect: Dialect, zone: &str) -> Result<Recurs, String> {
     let cron = translate(expression, dialect)?;
     Cron::parse(&cron, Some(zone))?;
     Ok(Recurs::Cron(cron, zone.to_owned()))

@@ -9,13 +9,13 @@ use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
 use roundelay_engine::throttle::throttled::Throttled;
 use roundelay_ledger::{AttemptRecord, ChainState, ChainView, Ledger, LedgerError, NamedAttempt, RunningJob};
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::Failure;
 use roundelay_model::fresh::Known;
 use roundelay_model::ids::{Epoch, Fence, TickNo};
 use roundelay_model::schedule::{Balance, Ran, Schedule, Setting, phase};
+use roundelay_model::wall_clock::{At, WallClock};
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -167,7 +167,7 @@ pub struct AttemptReport {
 }
 
 impl AttemptReport {
-    pub fn of(record: AttemptRecord, calendar: &Calendar) -> Self {
+    pub fn of(record: AttemptRecord, wall_clock: &WallClock) -> Self {
         let AttemptRecord { fence, epoch, tick, attempt, worker, due, started, finished, .. } = record;
         let AttemptRecord { verdict, reason, overlapped, misfired, progress, .. } = record;
         Self {
@@ -179,21 +179,21 @@ impl AttemptReport {
             tick,
             attempt,
             worker,
-            due: At::of(due, calendar),
-            started: At::of(started, calendar),
-            finished: finished.map(|at| At::of(at, calendar)),
+            due: At::of(due, wall_clock),
+            started: At::of(started, wall_clock),
+            finished: finished.map(|at| At::of(at, wall_clock)),
             verdict,
             reason,
             overlapped,
             misfired,
-            progress: progress.map(|progress| ProgressReport::of(progress, calendar)),
+            progress: progress.map(|progress| ProgressReport::of(progress, wall_clock)),
         }
     }
 
     /// From a record with the name of its chain.
-    pub fn named(NamedAttempt { record, name }: NamedAttempt, calendar: &Calendar) -> Self {
+    pub fn named(NamedAttempt { record, name }: NamedAttempt, wall_clock: &WallClock) -> Self {
         let (kind, key) = name.unzip();
-        Self { kind, key, ..Self::of(record, calendar) }
+        Self { kind, key, ..Self::of(record, wall_clock) }
     }
 }
 
@@ -219,9 +219,9 @@ pub struct RunningReport {
 }
 
 impl RunningReport {
-    fn of(job: RunningJob, calendar: &Calendar) -> Self {
+    fn of(job: RunningJob, wall_clock: &WallClock) -> Self {
         let RunningJob { id, worker, kind, key, queue, attempt, started, progress } = job;
-        let (started, progress) = (At::of(started, calendar), ProgressReport::of(progress, calendar));
+        let (started, progress) = (At::of(started, wall_clock), ProgressReport::of(progress, wall_clock));
         Self { id, worker, kind, key, queue, attempt, started, progress }
     }
 }
@@ -241,7 +241,7 @@ pub async fn look(
     let chains = ledger.chains(kind.into(), key.into()).await?;
     let failures = ledger.failures_of(kind.into(), key.into()).await?;
     let running = ledger.running(kind.into(), key.into()).await?;
-    let (now, calendar) = (ledger.now(), ledger.calendar());
+    let (now, wall_clock) = (ledger.now(), ledger.wall_clock());
     let (mut rotation, mut single) = (None, None);
     let all = attempts(ledger, &chains, None, last.max(1)).await?;
     for chain in chains {
@@ -258,11 +258,11 @@ pub async fn look(
         mark_manual(&mut rotation.attempts, single.epoch);
     }
     Ok(Entity {
-        now: At::of(now, &calendar),
+        now: At::of(now, &wall_clock),
         chain: rotation,
         single,
-        failures: failures.into_iter().map(|failure| FailureReport::new(failure, config, now, &calendar)).collect(),
-        running: running.into_iter().map(|job| RunningReport::of(job, &calendar)).collect(),
+        failures: failures.into_iter().map(|failure| FailureReport::new(failure, config, now, &wall_clock)).collect(),
+        running: running.into_iter().map(|job| RunningReport::of(job, &wall_clock)).collect(),
     })
 }
 
@@ -341,7 +341,7 @@ async fn report(
         config,
         waiting,
         held_back.as_deref(),
-        (now, &ledger.calendar()),
+        (now, &ledger.wall_clock()),
     );
     let unavailable = unavailable(&chain, failures);
     if let Some(reason) = &unavailable {
@@ -352,11 +352,16 @@ async fn report(
     }
     // The progress of the attempt that runs, if one does.
     let progress = latest.as_ref().filter(|_| chain.holder.runs()).and_then(|last| last.progress.clone());
-    let calendar = ledger.calendar();
-    let (schedule, next) = ahead(&chain, config, &calendar);
-    let nominal =
-        shown_nominal((&chain.hint.kind, &chain.hint.key), chain.nominal, chain.schedule.as_deref(), config, &calendar);
-    let has_overslept = overslept::since(&chain, &schedules(config), (now, &calendar)).is_some();
+    let wall_clock = ledger.wall_clock();
+    let (schedule, next) = ahead(&chain, config, &wall_clock);
+    let nominal = shown_nominal(
+        (&chain.hint.kind, &chain.hint.key),
+        chain.nominal,
+        chain.schedule.as_deref(),
+        config,
+        &wall_clock,
+    );
+    let has_overslept = overslept::since(&chain, &schedules(config), (now, &wall_clock)).is_some();
     let ChainView { hint, state, holder, sent, once, owner, schedule: own, .. } = chain;
     let ChainView { last_start, last_finish, batch, looks, watch_at, depth, .. } = chain;
     let value = |text: String| serde_json::from_str::<Value>(&text).unwrap_or(Value::String(text));
@@ -371,29 +376,29 @@ async fn report(
         epoch: hint.epoch,
         tick: hint.tick,
         attempt: hint.attempt,
-        due: At::of(hint.due, &calendar),
+        due: At::of(hint.due, &wall_clock),
         nominal: At::wall(nominal),
         state: word(state),
         once,
         why,
         unavailable,
-        progress: progress.map(|progress| ProgressReport::of(progress, &calendar)),
+        progress: progress.map(|progress| ProgressReport::of(progress, &wall_clock)),
         depth,
         owner_state: owner.as_ref().map(|_| word(owner_state)),
         owner,
         schedule,
         own_schedule: own.map(value),
-        next: next.into_iter().map(|due| At::of(due, &calendar)).collect(),
+        next: next.into_iter().map(|due| At::of(due, &wall_clock)).collect(),
         sent,
         looks,
-        watch_at: At::of(watch_at, &calendar),
-        last_start: At::known(last_start, &calendar),
-        last_finish: At::known(last_finish, &calendar),
+        watch_at: At::of(watch_at, &wall_clock),
+        last_start: At::known(last_start, &wall_clock),
+        last_finish: At::known(last_finish, &wall_clock),
         sealed: opened.sealed,
         carry: opened.carry,
         payload: opened.payload,
         batch: Batch::of(batch),
-        attempts: attempts.into_iter().map(|record| AttemptReport::of(record, &calendar)).collect(),
+        attempts: attempts.into_iter().map(|record| AttemptReport::of(record, &wall_clock)).collect(),
     })
 }
 
@@ -433,7 +438,7 @@ async fn held_back(
 ) -> Result<Option<String>, LedgerError> {
     let ChainView { hint, owner, .. } = chain;
     if let Some(hold) = holds.get(&hint.queue) {
-        return Ok(Some(hold.words(&ledger.calendar())));
+        return Ok(Some(hold.words(&ledger.wall_clock())));
     }
     let name = config.queues.get(&hint.queue).and_then(|queue| queue.throttle.as_ref());
     let Some((name, settings)) = name.and_then(|name| Some((name, config.throttles.get(name)?))) else {
@@ -456,14 +461,17 @@ fn unavailable(chain: &ChainView, failures: &[Failure]) -> Option<String> {
 
 /// The schedule of a chain in words, and its occurrences after the next tick if runs took no time. Without jitter,
 /// which is drawn at run time.
-fn ahead(chain: &ChainView, config: &Config, calendar: &Calendar) -> (Option<String>, Vec<Time>) {
+fn ahead(chain: &ChainView, config: &Config, wall_clock: &WallClock) -> (Option<String>, Vec<Time>) {
     let Some(of_kind) = schedule_of_kind(config, &chain.hint.kind).filter(|_| !chain.once) else {
         return (None, Vec::new());
     };
     let recurrence = config.kinds.get(&chain.hint.kind).and_then(|kind| kind.recurrence.as_ref());
     if let Some(recurrence) = recurrence.filter(|recurrence| recurrence.fresh.is_some() && chain.schedule.is_none()) {
         // What comes after the next tick is decided when that has run.
-        return (Some(format!("{}: {}", recurrence.words(), learned(chain.learned.as_deref(), calendar))), Vec::new());
+        return (
+            Some(format!("{}: {}", recurrence.words(), learned(chain.learned.as_deref(), wall_clock))),
+            Vec::new(),
+        );
     }
     let (schedule, words) = match &chain.schedule {
         None => {
@@ -481,7 +489,7 @@ fn ahead(chain: &ChainView, config: &Config, calendar: &Calendar) -> (Option<Str
     let schedule = Schedule { jitter: Duration::ZERO, ..schedule };
     let (balance, dice) = (Balance::default(), Entropy::seeded(0));
     let place = if schedule.spread_phase { phase(&chain.hint.kind, &chain.hint.key) } else { 0.0 };
-    let setting = Setting { phase: place, balance: &balance, dice: &dice, calendar };
+    let setting = Setting { phase: place, balance: &balance, dice: &dice, wall_clock };
     let mut ran = Ran { nominal: chain.nominal, started: chain.hint.due, finished: chain.hint.due };
     let mut next = Vec::new();
     while next.len() < AHEAD
@@ -494,14 +502,14 @@ fn ahead(chain: &ChainView, config: &Config, calendar: &Calendar) -> (Option<Str
 }
 
 /// What a chain has learned of how often its entity changes, in words.
-fn learned(learned: Option<&[u8]>, calendar: &Calendar) -> String {
+fn learned(learned: Option<&[u8]>, wall_clock: &WallClock) -> String {
     let Some(Known { learned, weight, .. }) = learned.and_then(Known::from_bytes) else {
         return "nothing is known yet".into();
     };
     let every = |rate: f64| rough(Duration::try_from_secs_f64(1.0 / rate).unwrap_or(Duration::MAX));
     let (low, high) = learned.bounds();
     let last = match learned.changed {
-        Some(at) => format!("last at {}", At::of(at, calendar)),
+        Some(at) => format!("last at {}", At::of(at, wall_clock)),
         None => "no change seen yet".into(),
     };
     let (about, from, to) = (every(learned.rate()), every(high), every(low));
@@ -509,7 +517,7 @@ fn learned(learned: Option<&[u8]>, calendar: &Calendar) -> String {
 }
 
 /// Why a tick cannot be brought forward.
-pub fn why_not_advanced(chain: &ChainView, (now, calendar): (Time, &Calendar)) -> String {
+pub fn why_not_advanced(chain: &ChainView, (now, wall_clock): (Time, &WallClock)) -> String {
     match chain.state {
         ChainState::Paused => "it is paused; `roundelay resume` lets it go on".into(),
         ChainState::Retired => "it has ended; `roundelay enroll --revive` begins it anew".into(),
@@ -522,7 +530,7 @@ pub fn why_not_advanced(chain: &ChainView, (now, calendar): (Time, &Calendar)) -
         ChainState::Active if chain.hint.due <= now => {
             format!(
                 "it is due already, since {}; `roundelay show` says why it does not run",
-                At::of(chain.hint.due, calendar)
+                At::of(chain.hint.due, wall_clock)
             )
         }
         ChainState::Active => "somebody else has just changed it; try again".into(),
@@ -540,9 +548,9 @@ mod tests {
         let prior = roundelay_model::fresh::Prior { log_rate: -(300_f64.ln()), precision: 4.0 };
         let at = |secs: i64| Time::from_millis(secs * 1_000);
         let begun = visited(None, None, 2.0, None, at(0), prior);
-        let told = |known: &Known| learned(Some(&known.to_bytes()), &Calendar::default());
-        assert_eq!(learned(None, &Calendar::default()), "nothing is known yet");
-        assert_eq!(learned(Some(b"of another version"), &Calendar::default()), "nothing is known yet");
+        let told = |known: &Known| learned(Some(&known.to_bytes()), &WallClock::default());
+        assert_eq!(learned(None, &WallClock::default()), "nothing is known yet");
+        assert_eq!(learned(Some(b"of another version"), &WallClock::default()), "nothing is known yet");
         assert_eq!(
             told(&begun),
             "the entity changes about every 5m (1m 52s to 13m 19s with 95 %), no change seen yet, and is worth 2"

@@ -8,9 +8,9 @@ use roundelay_ledger::{
     AttemptRecord, ChainFilter, ChainState, Condition, Cursor, EFFORT, Found, LateCursor, Ledger, LedgerError,
     ListFilter, Listed,
 };
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use roundelay_model::ids::{Epoch, TickNo};
+use roundelay_model::wall_clock::{At, WallClock};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -96,19 +96,19 @@ pub struct Recent {
 }
 
 impl Recent {
-    fn of(record: AttemptRecord, calendar: &Calendar) -> Self {
+    fn of(record: AttemptRecord, wall_clock: &WallClock) -> Self {
         let AttemptRecord { verdict, started, finished, due, .. } = record;
         let millis = |to: Time, from: Time| u64::try_from(to.since(from).as_millis()).unwrap_or(u64::MAX);
         let took_ms = finished.map(|end| millis(end, started));
-        Self { verdict, started: At::of(started, calendar), took_ms, late_ms: millis(started, due) }
+        Self { verdict, started: At::of(started, wall_clock), took_ms, late_ms: millis(started, due) }
     }
 }
 
 impl ChainRow {
     /// From a listed chain, without its attempts.
-    pub fn new(chain: Listed, config: &Config, holds: &Holds, (now, calendar): (Time, &Calendar)) -> Self {
-        let overslept = overslept::since(&chain, &schedules(config), (now, calendar));
-        let doing = doing_of(&chain, config, holds, (now, calendar));
+    pub fn new(chain: Listed, config: &Config, holds: &Holds, (now, wall_clock): (Time, &WallClock)) -> Self {
+        let overslept = overslept::since(&chain, &schedules(config), (now, wall_clock));
+        let doing = doing_of(&chain, config, holds, (now, wall_clock));
         let schedule = schedule(&chain.hint.kind, chain.schedule.as_deref(), config);
         let Listed { hint, state, nominal, owner, schedule: own, last_start, last_finish, batch, unavailable, .. } =
             chain;
@@ -117,10 +117,10 @@ impl ChainRow {
         Self {
             state: word(state),
             doing,
-            due: At::of(hint.due, calendar),
-            nominal: At::wall(shown_nominal((&hint.kind, &hint.key), nominal, own.as_deref(), config, calendar)),
-            last_start: At::known(last_start, calendar),
-            last_finish: At::known(last_finish, calendar),
+            due: At::of(hint.due, wall_clock),
+            nominal: At::wall(shown_nominal((&hint.kind, &hint.key), nominal, own.as_deref(), config, wall_clock)),
+            last_start: At::known(last_start, wall_clock),
+            last_finish: At::known(last_finish, wall_clock),
             lag_ms: u64::try_from(lag.as_millis()).unwrap_or(u64::MAX),
             schedule,
             own_schedule: own.as_deref().and_then(|own| serde_json::from_str(own).ok()),
@@ -265,7 +265,7 @@ pub async fn page(
     config: &Config,
     ledger: &dyn Ledger,
 ) -> Result<Found<ChainRow, Cursor>, LedgerError> {
-    let (now, calendar) = (ledger.now(), ledger.calendar());
+    let (now, wall_clock) = (ledger.now(), ledger.wall_clock());
     let filter = sought.filter(config, now);
     // The ledger's order is that of kinds, so the engine's own chains are all at one place.
     let own = (sought.own == Own::Only && sought.kind.is_none()).then(|| (INTERNAL.to_owned(), String::new()));
@@ -296,9 +296,9 @@ pub async fn page(
     };
     let holds = Holds::look(config, ledger).await?;
     let read = found.len();
-    found.retain(|chain| word.is_none_or(|word| doing_of(chain, config, &holds, (now, &calendar)) == word));
+    found.retain(|chain| word.is_none_or(|word| doing_of(chain, config, &holds, (now, &wall_clock)) == word));
     complete &= found.len() == read || more.is_none();
-    Ok(Found { found: rows(found, config, &holds, ledger, (now, &calendar)).await?, after: more, complete })
+    Ok(Found { found: rows(found, config, &holds, ledger, (now, &wall_clock)).await?, after: more, complete })
 }
 
 /// Searches for late chains, the longest overdue first: one page, each with its last attempts. The state that is sought
@@ -313,7 +313,7 @@ pub async fn longest_late(
     config: &Config,
     (ledger, counting): (&dyn Ledger, &dyn Ledger),
 ) -> Result<Found<ChainRow, LateCursor>, LedgerError> {
-    let (now, calendar) = (ledger.now(), ledger.calendar());
+    let (now, wall_clock) = (ledger.now(), ledger.wall_clock());
     let sought = ChainSearch { state: Some(State::Late), ..sought.clone() };
     let filter = sought.filter(config, now);
     let holds = Holds::look(config, ledger).await?;
@@ -332,7 +332,7 @@ pub async fn longest_late(
         more = late.last().map(|(place, _)| *place);
     }
     let found = late.into_iter().map(|(_, chain)| chain).collect();
-    Ok(Found { found: rows(found, config, &holds, ledger, (now, &calendar)).await?, after: more, complete: true })
+    Ok(Found { found: rows(found, config, &holds, ledger, (now, &wall_clock)).await?, after: more, complete: true })
 }
 
 /// Listed chains as rows, each with its last attempts.
@@ -341,7 +341,7 @@ async fn rows(
     config: &Config,
     holds: &Holds,
     ledger: &dyn Ledger,
-    at: (Time, &Calendar),
+    at: (Time, &WallClock),
 ) -> Result<Vec<ChainRow>, LedgerError> {
     let histories = ledger.histories(chains.iter().map(|chain| chain.fence).collect(), RECENT).await?;
     let rows = chains.into_iter().zip(histories).map(|(chain, history)| ChainRow {

@@ -2,9 +2,9 @@
 
 use roundelay_config::Config;
 use roundelay_ledger::ReasonCount;
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use roundelay_model::failure::Failure;
+use roundelay_model::wall_clock::{At, WallClock};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -45,7 +45,7 @@ pub struct FailureReport {
 
 impl FailureReport {
     /// From a kept failure, at `now`.
-    pub fn new(failure: Failure, config: &Config, now: Time, calendar: &Calendar) -> Self {
+    pub fn new(failure: Failure, config: &Config, now: Time, wall_clock: &WallClock) -> Self {
         let (next, then) = (next_retry_at(&failure, config), then(&failure, config, now));
         let Failure { kind, key, item, reason, code, times, attempts, first_at, last_at, next_retry_at, .. } = failure;
         let next = if item.is_empty() { next_retry_at } else { next };
@@ -57,9 +57,9 @@ impl FailureReport {
             reason,
             times,
             attempts,
-            first_at: At::of(first_at, calendar),
-            last_at: At::of(last_at, calendar),
-            next_retry_at: next.map(|at| At::of(at, calendar)),
+            first_at: At::of(first_at, wall_clock),
+            last_at: At::of(last_at, wall_clock),
+            next_retry_at: next.map(|at| At::of(at, wall_clock)),
             permanent: failure.permanent,
             fed: failure.fed,
             recovered: failure.recovered,
@@ -91,9 +91,9 @@ pub struct ReasonRow {
 
 impl ReasonRow {
     /// From the ledger's count.
-    pub fn of(count: ReasonCount, calendar: &Calendar) -> Self {
+    pub fn of(count: ReasonCount, wall_clock: &WallClock) -> Self {
         let ReasonCount { kind, code, permanent, parts, wholes, recovered, last_at, example } = count;
-        Self { kind, code, permanent, parts, wholes, recovered, last_at: At::of(last_at, calendar), example }
+        Self { kind, code, permanent, parts, wholes, recovered, last_at: At::of(last_at, wall_clock), example }
     }
 }
 

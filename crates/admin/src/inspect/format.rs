@@ -8,11 +8,11 @@ use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
 use roundelay_ledger::{ChainState, Holder, Listed};
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::Lateness;
 use roundelay_model::progress::Progress;
 use roundelay_model::schedule::phase;
+use roundelay_model::wall_clock::{At, WallClock};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -54,9 +54,9 @@ pub struct ProgressReport {
 
 impl ProgressReport {
     /// From the ledger's record.
-    pub fn of(progress: Progress, calendar: &Calendar) -> Self {
+    pub fn of(progress: Progress, wall_clock: &WallClock) -> Self {
         let Progress { phase, done, total, at } = progress;
-        Self { phase, done, total, at: At::of(at, calendar) }
+        Self { phase, done, total, at: At::of(at, wall_clock) }
     }
 }
 
@@ -118,8 +118,8 @@ pub fn doing(
 
 /// The word for what a listed chain is doing. An overslept chain is late. A chain that would be due or late is held
 /// where an operator lets nothing of its queue start.
-pub fn doing_of(chain: &Listed, config: &Config, holds: &Holds, (now, calendar): (Time, &Calendar)) -> &'static str {
-    let doing = match overslept::since(chain, &schedules(config), (now, calendar)) {
+pub fn doing_of(chain: &Listed, config: &Config, holds: &Holds, (now, wall_clock): (Time, &WallClock)) -> &'static str {
+    let doing = match overslept::since(chain, &schedules(config), (now, wall_clock)) {
         Some(_) => "late",
         None => doing(chain.state, chain.holder, chain.batch.0, chain.hint.due, config.catch_up.slack, now),
     };
@@ -137,14 +137,14 @@ pub fn shown_nominal(
     nominal: Time,
     own: Option<&str>,
     config: &Config,
-    calendar: &Calendar,
+    wall_clock: &WallClock,
 ) -> Time {
     match schedule_of((kind, own), config) {
         Some(schedule) => {
             let place = if schedule.spread_phase { phase(kind, key) } else { 0.0 };
-            schedule.shown_nominal(nominal, place, calendar)
+            schedule.shown_nominal(nominal, place, wall_clock)
         }
-        None => calendar.wall(nominal),
+        None => wall_clock.wall(nominal),
     }
 }
 

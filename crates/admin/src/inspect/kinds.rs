@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use roundelay_config::{Config, is_internal, schedule_of_kind};
 use roundelay_ledger::Census;
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::EVERY;
 use roundelay_model::kind_stats::{KindBucket, KindStats, Spans, Step};
+use roundelay_model::wall_clock::{At, WallClock};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -142,7 +142,7 @@ pub fn kinds(
     census: &Census,
     config: &Config,
     period: Period,
-    calendar: &Calendar,
+    wall_clock: &WallClock,
 ) -> Vec<KindReport> {
     let mut of_kind: BTreeMap<&str, Vec<&KindBucket>> = BTreeMap::new();
     buckets.iter().for_each(|bucket| of_kind.entry(&bucket.kind).or_default().push(bucket));
@@ -167,7 +167,7 @@ pub fn kinds(
         // What is learned promises no interval.
         let learned = config.kinds.get(kind).is_some_and(|kind| kind.fresh().is_some());
         let promised = schedule_of_kind(config, kind).filter(|_| !own && !learned);
-        let promised = promised.and_then(|schedule| schedule.mean_interval(period.now, calendar));
+        let promised = promised.and_then(|schedule| schedule.mean_interval(period.now, wall_clock));
         KindReport {
             kind: kind.to_owned(),
             own,
@@ -189,7 +189,7 @@ pub fn kinds(
             late_ms: Quantiles::of(&all.late),
             series: buckets
                 .iter()
-                .map(|bucket| Point { at: At::of(bucket.at, calendar), attempts: AttemptCounts::of(&bucket.stats) })
+                .map(|bucket| Point { at: At::of(bucket.at, wall_clock), attempts: AttemptCounts::of(&bucket.stats) })
                 .collect(),
         }
     };
@@ -199,12 +199,14 @@ pub fn kinds(
 }
 
 /// What the attempts of all kinds but the engine's own came to in each step.
-pub fn of_all_kinds(buckets: &[KindBucket], calendar: &Calendar) -> Vec<Point> {
+pub fn of_all_kinds(buckets: &[KindBucket], wall_clock: &WallClock) -> Vec<Point> {
     let mut all: BTreeMap<Time, KindStats> = BTreeMap::new();
     for bucket in buckets.iter().filter(|bucket| !is_internal(&bucket.kind)) {
         all.entry(bucket.at).or_default().add(&bucket.stats);
     }
-    all.into_iter().map(|(at, stats)| Point { at: At::of(at, calendar), attempts: AttemptCounts::of(&stats) }).collect()
+    all.into_iter()
+        .map(|(at, stats)| Point { at: At::of(at, wall_clock), attempts: AttemptCounts::of(&stats) })
+        .collect()
 }
 
 /// A kind whose starts are late.
@@ -260,7 +262,7 @@ mod tests {
             bucket("sync", 3_540, &[("cut", 1), ("failed", 1)]),
             bucket("gone", 3_540, &[]),
         ];
-        let reports = kinds(&buckets, &census, &config, period, &Calendar::default());
+        let reports = kinds(&buckets, &census, &config, period, &WallClock::default());
         let names: Vec<(&str, bool)> = reports.iter().map(|report| (report.kind.as_str(), report.own)).collect();
         assert_eq!(names, [("gone", false), ("idle", false), ("sync", false), ("roundelay.history", true)]);
         let sync = &reports[2];

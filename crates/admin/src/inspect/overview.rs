@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use roundelay_config::{Config, schedule_of_kind};
 use roundelay_ledger::Census;
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{Lateness, Rhythm, SECONDS};
 use roundelay_model::pacing::demand::{Needs, shortage};
+use roundelay_model::wall_clock::{At, WallClock};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -186,7 +186,7 @@ fn counts(census: &Census, chores: &str) -> Counts {
 
 /// Makes the overview from the facts.
 pub fn overview(facts: &Facts, config: &Config) -> Overview {
-    let Facts { now, calendar, census, asked, workers, rhythm, recent_late, waiting, .. } = facts;
+    let Facts { now, wall_clock, census, asked, workers, rhythm, recent_late, waiting, .. } = facts;
     let empty = Census::default();
     let (census, counted_at) = census.as_ref().map_or((&empty, None), |(census, at)| (census, Some(*at)));
     let chains = counts(census, &config.topology().names.chores());
@@ -201,14 +201,14 @@ pub fn overview(facts: &Facts, config: &Config) -> Overview {
     let Rhythm { sets, seconds, peak_to_mean, per_second } = rhythm;
     let (sets, length) = if seconds.is_empty() { (sets, SECONDS) } else { (seconds, 1) };
     let bucket = |(at, starts, p99_ms): &(Time, u64, Option<f64>)| Bucket {
-        at: At::of(*at, calendar),
+        at: At::of(*at, wall_clock),
         starts: *starts,
         seconds: length,
         p99_ms: *p99_ms,
     };
     Overview {
-        now: At::of(*now, calendar),
-        counted_at: counted_at.map(|at| At::of(at, calendar)),
+        now: At::of(*now, wall_clock),
+        counted_at: counted_at.map(|at| At::of(at, wall_clock)),
         chains,
         waiting_for_slot: waiting.values().sum(),
         failures: census.failures,
@@ -216,13 +216,13 @@ pub fn overview(facts: &Facts, config: &Config) -> Overview {
         quarantined_messages: census.quarantined_messages,
         kept_jobs: census.kept_jobs,
         late_after_ms: u64::try_from(config.catch_up.slack.as_millis()).unwrap_or(u64::MAX),
-        oldest_due: census.oldest_due().map(|at| At::of(at, calendar)),
+        oldest_due: census.oldest_due().map(|at| At::of(at, wall_clock)),
         starts: Starts {
             per_second: *per_second,
             peak_to_mean: *peak_to_mean,
             hour: sets.iter().map(bucket).collect(),
         },
-        attempts: of_all_kinds(&facts.kinds, calendar),
+        attempts: of_all_kinds(&facts.kinds, wall_clock),
         late_ms: recent_late.map(|late: Lateness| late.into()),
         latest_kind: latest_kind(&facts.kinds, *now),
         workers: of_workers,
@@ -274,7 +274,7 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
     for throttled in &facts.throttled {
         // Each of the three may be there beside the others.
         if let Some(hold) = facts.holds.of_throttle(&throttled.name) {
-            say(Level::Held, "throttles", hold.words(&facts.calendar));
+            say(Level::Held, "throttles", hold.words(&facts.wall_clock));
         }
         if let Some(words) = short_of(throttled, facts, config) {
             say(Level::Warning, "throttles", words);
@@ -316,7 +316,7 @@ fn troubles(facts: &Facts, census: &Census, chains: &Counts, workers: WorkerCoun
     };
     let oldest = census
         .oldest_due()
-        .map(|due| (At::of(due, &facts.calendar), rough(facts.now.since(due))))
+        .map(|due| (At::of(due, &facts.wall_clock), rough(facts.now.since(due))))
         .map_or_else(String::new, |(due, span)| format!("; the longest since {due}, for {span}"));
     chains_that(
         chains.overdue,
@@ -352,12 +352,12 @@ fn held(queue: &QueueReport) -> String {
 /// That chains need more starts than a throttle allows, if they do.
 pub fn short_of(throttled: &ThrottledNow, facts: &Facts, config: &Config) -> Option<String> {
     let (census, _) = facts.census.as_ref()?;
-    let needs = needs(&throttled.name, census, config, (facts.now, &facts.calendar));
+    let needs = needs(&throttled.name, census, config, (facts.now, &facts.wall_clock));
     Some(shortage(&needs, throttled.limits.as_ref()?)?.words(&throttled.name, &needs))
 }
 
 /// What the chains behind a throttle need, by kind.
-pub fn needs(throttle: &str, census: &Census, config: &Config, (now, calendar): (Time, &Calendar)) -> Vec<Needs> {
+pub fn needs(throttle: &str, census: &Census, config: &Config, (now, wall_clock): (Time, &WallClock)) -> Vec<Needs> {
     let mut all: BTreeMap<&str, i64> = BTreeMap::new();
     for queue in &census.queues {
         if config.queues.get(&queue.queue).and_then(|queue| queue.throttle.as_deref()) == Some(throttle) {
@@ -365,7 +365,7 @@ pub fn needs(throttle: &str, census: &Census, config: &Config, (now, calendar): 
         }
     }
     let of_kind = |(kind, chains): (&str, i64)| {
-        let every = schedule_of_kind(config, kind)?.mean_interval(now, calendar)?;
+        let every = schedule_of_kind(config, kind)?.mean_interval(now, wall_clock)?;
         let cost = config.kinds.get(kind)?.cost;
         Some(Needs { kind: kind.to_owned(), chains: chains.unsigned_abs(), every, cost })
     };
@@ -386,7 +386,7 @@ pub fn queues(facts: &Facts, census: &Census, config: &Config) -> Vec<QueueRepor
         workers: &facts.workers,
         orders: &facts.orders,
         now: facts.now,
-        calendar: &facts.calendar,
+        wall_clock: &facts.wall_clock,
     };
     known.reports()
 }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use roundelay_broker as broker;
 use roundelay_config::Config;
 use roundelay_ledger::{Census, SeenWorker};
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{Closed, FleetOrders, Lateness, Subject};
+use roundelay_model::wall_clock::{At, WallClock};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -94,9 +94,9 @@ pub struct Paused {
 }
 
 impl Paused {
-    fn of(closed: &Closed, calendar: &Calendar) -> Self {
+    fn of(closed: &Closed, wall_clock: &WallClock) -> Self {
         let Closed { why, by, at } = closed.clone();
-        Self { by, at: At::of(at, calendar), why }
+        Self { by, at: At::of(at, wall_clock), why }
     }
 }
 
@@ -116,7 +116,7 @@ pub struct QueueFacts<'a> {
     /// The time at which workers are checked for silence.
     pub now: Time,
     /// The relation of the wall clock to the ledger's time.
-    pub calendar: &'a Calendar,
+    pub wall_clock: &'a WallClock,
 }
 
 impl QueueFacts<'_> {
@@ -161,7 +161,7 @@ impl QueueFacts<'_> {
             running: census.running,
             overdue: census.overdue,
             held: census.held,
-            oldest_due: census.oldest_due.map(|at| At::of(at, self.calendar)),
+            oldest_due: census.oldest_due.map(|at| At::of(at, self.wall_clock)),
             unsent: census.unsent,
             gathering: census.waiting,
             ready: depth.map(|depth| depth.ready),
@@ -176,7 +176,7 @@ impl QueueFacts<'_> {
                 // Two moments: what workers said last, and what the ledger counted last. Never less than is shown to run.
                 utilisation: (places > 0).then(|| (running.max(census.running) as f64 / places as f64).min(1.0)),
             },
-            paused: orders.and_then(|orders| orders.closed.as_ref()).map(|closed| Paused::of(closed, self.calendar)),
+            paused: orders.and_then(|orders| orders.closed.as_ref()).map(|closed| Paused::of(closed, self.wall_clock)),
             throttle: settings.and_then(|settings| settings.throttle.clone()),
             priority: settings.map_or(0, |settings| settings.priority),
         }
@@ -243,7 +243,7 @@ mod tests {
             workers: &workers,
             orders: &BTreeMap::from([(Subject::Queue("work".into()), orders)]),
             now: at(100),
-            calendar: &Calendar::default(),
+            wall_clock: &WallClock::default(),
         };
         let [work, gone] = &known.reports()[..] else { panic!("two queues") };
         assert_eq!((work.queue.as_str(), work.sleeping, work.due, work.overdue), ("work", 7, 2, 1));

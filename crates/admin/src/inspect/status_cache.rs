@@ -16,11 +16,11 @@ use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
 use roundelay_engine::throttle::throttled::Throttled;
 use roundelay_ledger::{Census, Ledger, LedgerError, SeenWorker};
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{EVERY, FleetOrders, KEPT, Lateness, Rhythm, SILENT, Subject};
 use roundelay_model::kind_stats::{KindBucket, Step};
 use roundelay_model::pacing::slots::Limits;
+use roundelay_model::wall_clock::WallClock;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -43,7 +43,7 @@ pub struct Facts {
     /// When the ledger was last asked, by its clock.
     pub now: Time,
     /// The relation of the wall clock to that time.
-    pub calendar: Arc<Calendar>,
+    pub wall_clock: Arc<WallClock>,
     /// The number of chains by queue and state, and when they were counted.
     pub census: Option<(Census, Time)>,
     /// What the runs of each kind came to in each minute of the last hour, read with that count.
@@ -75,7 +75,7 @@ impl Default for Facts {
     fn default() -> Self {
         Self {
             now: Time::default(),
-            calendar: Arc::default(),
+            wall_clock: Arc::default(),
             census: None,
             kinds: Vec::new(),
             asked: BrokerStatus::Depths(BTreeMap::new()),
@@ -109,7 +109,7 @@ pub struct ThrottledNow {
 /// The answers to the cheap questions.
 struct CheapFacts {
     now: Time,
-    calendar: Arc<Calendar>,
+    wall_clock: Arc<WallClock>,
     workers: Vec<SeenWorker>,
     orders: BTreeMap<Subject, FleetOrders>,
     holds: Holds,
@@ -126,7 +126,7 @@ impl CheapFacts {
         if let Err(error) = ledger.read_clock().await {
             tracing::debug!(%error, "the ledger's clock cannot be read");
         }
-        let (now, calendar) = (ledger.now(), ledger.calendar());
+        let (now, wall_clock) = (ledger.now(), ledger.wall_clock());
         let (workers, orders) = (ledger.workers().await?, ledger.fleet_orders().await?);
         let holds = Holds::of(config, &orders, &ledger.throttle_orders().await?, now);
         let pulses = ledger.pulses(now - KEPT).await?;
@@ -150,13 +150,13 @@ impl CheapFacts {
             }
         });
         let throttled = throttled.collect();
-        Ok(Self { now, calendar, workers, orders, holds, rhythm, recent_late, waiting, throttled })
+        Ok(Self { now, wall_clock, workers, orders, holds, rhythm, recent_late, waiting, throttled })
     }
 
     fn put(self, facts: &mut Facts) {
-        let Self { now, calendar, workers, orders, holds, rhythm, recent_late, waiting, throttled } = self;
+        let Self { now, wall_clock, workers, orders, holds, rhythm, recent_late, waiting, throttled } = self;
         facts.ledger_why = None;
-        (facts.now, facts.calendar) = (now, calendar);
+        (facts.now, facts.wall_clock) = (now, wall_clock);
         (facts.workers, facts.orders, facts.holds) = (workers, orders, holds);
         (facts.rhythm, facts.recent_late) = (rhythm, recent_late);
         (facts.waiting, facts.throttled) = (waiting, throttled);

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use roundelay_config::Config;
 use roundelay_engine::throttle::throttled::Throttled;
 use roundelay_ledger::{Ledger, LedgerError, SeenWorker};
-use roundelay_model::calendar::At;
 use roundelay_model::pacing::slots::{Limits, View, Window};
+use roundelay_model::wall_clock::At;
 use serde::Serialize;
 use utoipa::ToSchema;
 

@@ -1,9 +1,9 @@
 //! Workers: their state, what they run, and when they last reported.
 
 use roundelay_ledger::{EFFORT, Ledger, LedgerError, OpenRun, RunSource, SeenWorker};
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{OLDEST, QueuePresence, WorkerState};
+use roundelay_model::wall_clock::{At, WallClock};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -71,15 +71,15 @@ pub struct OpenRunReport {
 }
 
 impl OpenRunReport {
-    fn of(run: OpenRun, calendar: &Calendar) -> Self {
+    fn of(run: OpenRun, wall_clock: &WallClock) -> Self {
         let OpenRun { source, kind, key, attempt, started, progress } = run;
         let source = match source {
             RunSource::Chain => "chain",
             RunSource::Batch => "batch",
             RunSource::Job => "job",
         };
-        let progress = progress.map(|progress| ProgressReport::of(progress, calendar));
-        Self { source, kind, key, attempt, started: At::of(started, calendar), progress }
+        let progress = progress.map(|progress| ProgressReport::of(progress, wall_clock));
+        Self { source, kind, key, attempt, started: At::of(started, wall_clock), progress }
     }
 }
 
@@ -90,9 +90,9 @@ impl OpenRunReport {
 /// # Errors
 /// When the ledger cannot be read.
 pub async fn runs(worker: SeenWorker, ledger: &dyn Ledger) -> Result<Vec<OpenRunReport>, LedgerError> {
-    let calendar = ledger.calendar();
+    let wall_clock = ledger.wall_clock();
     let runs = ledger.open_runs(worker.presence.worker, worker.presence.oldest, OLDEST as u32, EFFORT).await?;
-    Ok(runs.into_iter().map(|run| OpenRunReport::of(run, &calendar)).collect())
+    Ok(runs.into_iter().map(|run| OpenRunReport::of(run, &wall_clock)).collect())
 }
 
 /// The word for a worker's state.
@@ -109,7 +109,7 @@ pub fn state(worker: &SeenWorker, now: Time) -> &'static str {
 }
 
 impl WorkerReport {
-    pub fn new(worker: SeenWorker, now: Time, calendar: &Calendar) -> Self {
+    pub fn new(worker: SeenWorker, now: Time, wall_clock: &WallClock) -> Self {
         let state = state(&worker, now);
         let SeenWorker { presence, seen } = worker;
         let starts = |queue: &&QueuePresence| queue.starts_per_second > 0.0;
@@ -130,8 +130,8 @@ impl WorkerReport {
             host: presence.host,
             pid: presence.pid,
             version: presence.version,
-            started: At::of(presence.started, calendar),
-            seen: At::of(seen, calendar),
+            started: At::of(presence.started, wall_clock),
+            seen: At::of(seen, wall_clock),
             state,
             kinds: presence.kinds,
             leases: presence.leases,

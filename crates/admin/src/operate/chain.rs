@@ -134,7 +134,7 @@ pub async fn advance(config: &Config, connections: &Connections, kind: &str, key
         reschedule::Advance::NoChain => Err(no_chain(kind, key)),
         reschedule::Advance::Refused(chain) => {
             let ledger = &connections.ledger;
-            let why = why_not_advanced(&chain, (ledger.now(), &ledger.calendar()));
+            let why = why_not_advanced(&chain, (ledger.now(), &ledger.wall_clock()));
             Err(OperateError::Refused(format!("{kind} {key}: {why}")))
         }
     }

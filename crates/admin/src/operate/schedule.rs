@@ -7,8 +7,8 @@ use roundelay_config::{Config, OwnSchedule};
 use roundelay_engine::Connections;
 use roundelay_engine::reschedule::{Replanned, Rescheduler};
 use roundelay_ledger::{ChainState, ListFilter};
-use roundelay_model::calendar::At;
 use roundelay_model::schedule::{Rhythm, Schedule};
+use roundelay_model::wall_clock::At;
 use tokio::time::{Instant, sleep};
 
 use super::chain::one;
@@ -95,8 +95,8 @@ async fn follow(
         let Some(chain) = connections.ledger.list(filter, None, 1).await?.pop() else {
             return Err(OperateError::Unknown(format!("there is no chain {kind} {key} any more")));
         };
-        let calendar = connections.ledger.calendar();
-        let due = At::of(chain.hint.due, &calendar);
+        let wall_clock = connections.ledger.wall_clock();
+        let due = At::of(chain.hint.due, &wall_clock);
         let replanned = mover.replan(std::slice::from_ref(&chain), of_kind, false).await?;
         let then = match replanned.first() {
             Some(Replanned::Runs | Replanned::Changed) if Instant::now() < give_up => {
@@ -105,7 +105,7 @@ async fn follow(
             }
             Some(Replanned::Runs | Replanned::Changed) => return Ok(None),
             Some(Replanned::Moved(due)) => {
-                let due = At::of(*due, &calendar);
+                let due = At::of(*due, &wall_clock);
                 let paused = chain.state == ChainState::Paused;
                 let later = if paused { " once it is resumed (it is paused)" } else { "" };
                 return Ok(Some((due, format!("its next tick comes at {due}{later}"))));

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use roundelay_config::check_limits;
 use roundelay_engine::throttle::throttled::time;
-use roundelay_model::calendar::At;
 use roundelay_model::pacing::orders::{MAX_ORDER_SPAN, Orders, ThrottleOrder};
 use roundelay_model::pacing::slots::Window;
 use roundelay_model::pacing::{ThrottleScope, ThrottleSettings};
+use roundelay_model::wall_clock::At;
 
 use super::{OperateError, Operator, Ordered, Result, bad, reason};
 use crate::inspect::throttles::look;
@@ -62,7 +62,7 @@ pub async fn hold(operator: &Operator<'_>, name: &str, span: Duration, why: &str
     let why = reason(why).map_err(|wrong| bad("why", wrong))?.to_owned();
     check_span(span).map_err(|wrong| bad("for", wrong))?;
     let orders = order(operator, name, ThrottleOrder::Hold { span, why }).await?;
-    let until = At::of(time(orders.held_until()), &operator.ledger.calendar());
+    let until = At::of(time(orders.held_until()), &operator.ledger.wall_clock());
     Ok(Ordered { words: format!("{name}: nothing starts until {until}; what runs finishes"), orders })
 }
 

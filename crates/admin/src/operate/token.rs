@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use roundelay_ledger::Ledger;
 use roundelay_ledger::access::{Hash, MAX_TOKENS, NewToken, Token, TokenCreated};
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::secret;
 use roundelay_model::scope::Scope;
+use roundelay_model::wall_clock::{At, WallClock};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
@@ -41,8 +41,8 @@ pub struct TokenView {
 }
 
 impl TokenView {
-    fn of(token: Token, calendar: &Calendar) -> Self {
-        let at = |time| At::of(time, calendar);
+    fn of(token: Token, wall_clock: &WallClock) -> Self {
+        let at = |time| At::of(time, wall_clock);
         let Token { id, name, scope, created, expires, last_used } = token;
         let (expires, last_used) = (expires.map(at), last_used.map(at));
         Self { id, name, scope, created: at(created), expires, last_used }
@@ -87,8 +87,8 @@ fn check_name(name: &str) -> std::result::Result<(), String> {
 /// # Errors
 /// When the ledger does not answer.
 pub async fn list(ledger: &dyn Ledger) -> Result<Vec<TokenView>> {
-    let (tokens, calendar) = (ledger.tokens().await?, ledger.calendar());
-    Ok(tokens.into_iter().map(|token| TokenView::of(token, &calendar)).collect())
+    let (tokens, wall_clock) = (ledger.tokens().await?, ledger.wall_clock());
+    Ok(tokens.into_iter().map(|token| TokenView::of(token, &wall_clock)).collect())
 }
 
 /// Creates a token in the ledger, valid for `lasts`, or without end.
@@ -104,7 +104,7 @@ pub async fn create(ledger: &dyn Ledger, name: &str, scope: Scope, lasts: Option
     let hash = hash(&secret).expect("a new token has the form of a token");
     let expires = lasts.map(|lasts| ledger.now() + lasts);
     match ledger.create_token(NewToken { name: name.to_owned(), hash, scope, expires }).await? {
-        TokenCreated::Created(token) => Ok(TokenMade { secret, token: TokenView::of(token, &ledger.calendar()) }),
+        TokenCreated::Created(token) => Ok(TokenMade { secret, token: TokenView::of(token, &ledger.wall_clock()) }),
         TokenCreated::NameTaken => Err(OperateError::Refused(format!(
             "there is a token {name} already; revoke it first, or choose another name"
         ))),

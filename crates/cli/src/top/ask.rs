@@ -132,7 +132,7 @@ async fn answer(api: &Api, query: &Query) -> anyhow::Result<Option<QueryAnswer>>
         Query::Nothing => None,
         Query::Throttles => Some(QueryAnswer::Throttles(throttles::all(&config, ledger).await?)),
         Query::Chains(Show::Late) => {
-            let (now, calendar) = (ledger.now(), ledger.calendar());
+            let (now, wall_clock) = (ledger.now(), ledger.wall_clock());
             let holds = Holds::look(&config, ledger).await?;
             let late = ledger.late(now - config.catch_up.slack, holds.queues(), ROWS).await?;
             let more = late.len() >= ROWS as usize;
@@ -142,7 +142,7 @@ async fn answer(api: &Api, query: &Query) -> anyhow::Result<Option<QueryAnswer>>
             let slept = slept.map(|Overslept { chain: Listed { hint, .. }, since }| Row {
                 doing: "late",
                 late: Some(now.since(since)),
-                due: calendar.wall(hint.due),
+                due: wall_clock.wall(hint.due),
                 kind: hint.kind,
                 key: hint.key,
                 queue: hint.queue,
@@ -150,7 +150,7 @@ async fn answer(api: &Api, query: &Query) -> anyhow::Result<Option<QueryAnswer>>
             let rows = late.into_iter().map(|LateChain { hint, state, .. }| Row {
                 doing: if state == ChainState::Quarantined { "quarantined" } else { "late" },
                 late: Some(now.since(hint.due)),
-                due: calendar.wall(hint.due),
+                due: wall_clock.wall(hint.due),
                 kind: hint.kind,
                 key: hint.key,
                 queue: hint.queue,
@@ -183,8 +183,8 @@ async fn answer(api: &Api, query: &Query) -> anyhow::Result<Option<QueryAnswer>>
         }
         Query::Runs(verdict) => {
             let filter = RunFilter { verdict: verdict.map(str::to_owned), ..RunFilter::default() };
-            let (found, calendar) = (ledger.runs(filter, None, ROWS, EFFORT).await?, ledger.calendar());
-            Some(QueryAnswer::Runs(found.found.into_iter().map(|one| AttemptReport::named(one, &calendar)).collect()))
+            let (found, wall_clock) = (ledger.runs(filter, None, ROWS, EFFORT).await?, ledger.wall_clock());
+            Some(QueryAnswer::Runs(found.found.into_iter().map(|one| AttemptReport::named(one, &wall_clock)).collect()))
         }
     })
 }

@@ -9,8 +9,8 @@ use roundelay_admin::inspect::overview::{Bucket, Level, Overview};
 use roundelay_admin::inspect::queues::QueueReport;
 use roundelay_admin::inspect::throttles::{ConfiguredLimits, KeyReport, ThrottleReport};
 use roundelay_admin::inspect::workers::WorkerReport;
-use roundelay_model::calendar::At;
 use roundelay_model::clock::{Time, short_duration};
+use roundelay_model::wall_clock::At;
 
 use super::draw::{Paint, short};
 use super::state::{Query, Reports, Row, Screen, Show, State, ThrottleFacts, VERDICTS};

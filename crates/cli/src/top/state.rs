@@ -543,7 +543,7 @@ fn learn(state: &mut State, clock: Time, facts: &Facts) {
         workers: facts
             .workers
             .iter()
-            .map(|worker| WorkerReport::new(worker.clone(), facts.now, &facts.calendar))
+            .map(|worker| WorkerReport::new(worker.clone(), facts.now, &facts.wall_clock))
             .collect(),
     };
     state.reports.last = Some((reports, at));

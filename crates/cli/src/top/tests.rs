@@ -16,12 +16,12 @@ use roundelay_broker::{Depth, Rates};
 use roundelay_config::Config;
 use roundelay_engine::holds::Holds;
 use roundelay_ledger::{Census, QueueCensus, SeenWorker};
-use roundelay_model::calendar::At;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{
     FleetOrder, FleetOrders, Lateness, Presence, QueuePresence, Rhythm, Subject, WorkerState,
 };
 use roundelay_model::ids::{Epoch, Fence, TickNo};
+use roundelay_model::wall_clock::At;
 use serde_json::Value;
 
 use super::draw::{Paint, draw};
@@ -115,7 +115,7 @@ fn facts() -> Facts {
     let sets = (0..300).map(|n| (at(-3_004 + n * 10), 10 + n as u64 % 30, Some(7.0)));
     Facts {
         now: at(0),
-        calendar: Default::default(),
+        wall_clock: Default::default(),
         asked_at: Some(at(-2)),
         census: Some((census, at(-4))),
         kinds: Vec::new(),

@@ -54,7 +54,7 @@ pub struct Kind {
     /// What the interval `every` is counted from.
     #[cfg_attr(test, schemars(extend("default" = "finish")))]
     pub from: Option<From>,
-    /// When by the calendar: minute, hour, day of month, month, day of week, with seconds in front if wanted, or
+    /// When by the wall clock: minute, hour, day of month, month, day of week, with seconds in front if wanted, or
     /// `@hourly` and its like.
     pub cron: Option<String>,
     /// The time zone of `cron`, by its name in the IANA database.

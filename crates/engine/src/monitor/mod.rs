@@ -204,7 +204,7 @@ impl Watch {
         let throttles = Throttled::look(self.throttles.settings(), &**ledger).await?;
         telemetry.throttled(&throttles);
         telemetry.fleet(queues, &workers, &orders, ledger.now());
-        telemetry.census(&census, (ledger.now(), &ledger.calendar()), begun.elapsed());
+        telemetry.census(&census, (ledger.now(), &ledger.wall_clock()), begun.elapsed());
         ledger.flush().await
     }
 

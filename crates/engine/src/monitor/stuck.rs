@@ -8,9 +8,9 @@ use std::time::Duration;
 use roundelay_broker::Depth;
 use roundelay_config::{Config, is_internal};
 use roundelay_ledger::{AttemptRecord, ChainState, ChainView, Holder, LateChain};
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::Time;
 use roundelay_model::deaths::CLASS;
+use roundelay_model::wall_clock::{At, WallClock};
 
 use crate::overslept::{schedules, since};
 
@@ -21,9 +21,9 @@ const SWEEPS: u32 = 3;
 pub const OVERSLEPT: &str = "it is late: its due time lies further ahead than its schedule can explain";
 
 /// Why it does not run, for a person.
-pub fn overslept(due: Time, begun: bool, calendar: &Calendar) -> String {
+pub fn overslept(due: Time, begun: bool, wall_clock: &WallClock) -> String {
     let then = if begun { "workers bring it forward" } else { "workers move it" };
-    format!("{OVERSLEPT} ({}): {then} within a minute", At::of(due, calendar))
+    format!("{OVERSLEPT} ({}): {then} within a minute", At::of(due, wall_clock))
 }
 
 /// What is known of the broker.
@@ -48,7 +48,7 @@ pub fn doing(
     config: &Config,
     broker: Waiting<'_>,
     throttle: Option<&str>,
-    (now, calendar): (Time, &Calendar),
+    (now, wall_clock): (Time, &WallClock),
 ) -> String {
     let ChainView { hint, state, holder, batch: (open, total), .. } = chain;
     let late = || LateChain {
@@ -71,10 +71,10 @@ pub fn doing(
             return format!("it waits for its batch: {open} of {total} jobs have not ended");
         }
         (ChainState::Active, _) if !holder.runs() && hint.due > now => {
-            if since(chain, &schedules(config), (now, calendar)).is_some() {
-                return overslept(hint.due, chain.started_tick >= hint.tick || hint.attempt > 1, calendar);
+            if since(chain, &schedules(config), (now, wall_clock)).is_some() {
+                return overslept(hint.due, chain.started_tick >= hint.tick || hint.attempt > 1, wall_clock);
             }
-            let until = format!("{} ({} from now)", At::of(hint.due, calendar), rough(hint.due.since(now)));
+            let until = format!("{} ({} from now)", At::of(hint.due, wall_clock), rough(hint.due.since(now)));
             if let Some(left) = left_alone(&late(), config).filter(|_| !chain.once) {
                 return format!("it sleeps until {until}, and then {left}");
             }
@@ -306,7 +306,7 @@ mod tests {
             (view(|_| ()), ChainState::Active, "the broker does not answer; its message was sent; catch-up looks next"),
         ];
         for (chain, owner, beginning) in table {
-            let time = (at(1_000), &Calendar::default());
+            let time = (at(1_000), &WallClock::default());
             let last = AttemptRecord { worker: "w-1".into(), ..lost() };
             let told = doing(&chain, Some(&last), owner, &config, Waiting::Away("refused"), None, time);
             assert!(told.starts_with(beginning), "`{told}` should begin with `{beginning}`");

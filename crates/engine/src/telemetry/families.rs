@@ -15,8 +15,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use roundelay_broker::rabbit::certificates::Certificate;
 use roundelay_ledger::Census;
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Time, short_duration};
+use roundelay_model::wall_clock::WallClock;
 
 use super::{COUNTS, Count};
 use crate::throttle::throttled::Throttled;
@@ -379,7 +379,7 @@ impl Families {
         *before = windows;
     }
 
-    pub fn census(&self, census: &Census, (at, calendar): (Time, &Calendar), took: Duration) {
+    pub fn census(&self, census: &Census, (at, wall_clock): (Time, &WallClock), took: Duration) {
         let mut counted = self.counted.lock();
         let chains = |state, queue: &str| ByState { state, queue: queue.to_owned() };
         for gone in counted.iter().filter(|queue| !census.queues.iter().any(|q| q.queue == **queue)) {
@@ -410,10 +410,10 @@ impl Families {
         self.recovered.set(census.recovered);
         self.quarantined.set(census.quarantined_messages);
         self.kept_jobs.set(census.kept_jobs);
-        self.census_at.set(seconds(calendar.wall(at)));
-        self.clock_ahead.set(calendar.ahead() as f64 / 1_000.0);
-        self.clock_sets.set(i64::try_from(calendar.sets().count()).unwrap_or(i64::MAX));
-        self.clock_set_at.set(calendar.last_set().map_or(0.0, |at| seconds(calendar.showed(at))));
+        self.census_at.set(seconds(wall_clock.wall(at)));
+        self.clock_ahead.set(wall_clock.ahead() as f64 / 1_000.0);
+        self.clock_sets.set(i64::try_from(wall_clock.sets().count()).unwrap_or(i64::MAX));
+        self.clock_set_at.set(wall_clock.last_set().map_or(0.0, |at| seconds(wall_clock.showed(at))));
         self.census_took.set(took.as_secs_f64());
     }
 }
@@ -434,7 +434,7 @@ mod tests {
         let queue = |name: &str| QueueCensus { queue: name.into(), sleeping: 3, overdue: 1, ..QueueCensus::default() };
         let (at, took) = (Time::from_millis(90_500), Duration::from_millis(250));
         let before = Census { queues: vec![queue("a"), queue("b")], ..Census::default() };
-        let never = Calendar::default();
+        let never = WallClock::default();
         telemetry.census(&before, (at, &never), took);
         let oldest_due = Some(Time::from_millis(60_500));
         let held = QueueCensus { due: 5, held: 5, overdue: 0, ..queue("c") };

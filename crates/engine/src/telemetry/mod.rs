@@ -26,10 +26,10 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 use roundelay_broker::rabbit::certificates::Certificate;
 use roundelay_ledger::{Census, SeenWorker};
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrders, Lateness, Subject};
 use roundelay_model::outcome::Verdict;
+use roundelay_model::wall_clock::WallClock;
 
 use crate::throttle::throttled::Throttled;
 use families::Families;
@@ -199,7 +199,7 @@ impl Telemetry {
     }
 
     /// Sets the gauges of chains. `at` is the ledger's time, `took` how long the ledger was asked.
-    pub fn census(&self, census: &Census, at: (Time, &Calendar), took: Duration) {
+    pub fn census(&self, census: &Census, at: (Time, &WallClock), took: Duration) {
         self.families.census(census, at, took);
     }
 

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use roundelay_ledger::{Ledger, LedgerError};
-use roundelay_model::calendar::{At, Calendar};
 use roundelay_model::clock::{Time, short_duration};
 use roundelay_model::pacing::orders::Orders;
 use roundelay_model::pacing::slots::{Limits, Micros, State, View};
 use roundelay_model::pacing::{ThrottleScope, ThrottleSettings};
+use roundelay_model::wall_clock::{At, WallClock};
 
 /// Keys of one throttle that are looked at: those that are idle last.
 const KEYS: u32 = 100;
@@ -38,13 +38,13 @@ pub struct Throttled {
     /// When it was looked at, in microseconds by the ledger's clock.
     pub now: Micros,
     /// How the wall clock stood to that.
-    pub calendar: Arc<Calendar>,
+    pub wall_clock: Arc<WallClock>,
 }
 
 impl Throttled {
     /// A time of the throttle as the wall clock shows it.
     pub fn at(&self, micros: Micros) -> At {
-        At::of(time(micros), &self.calendar)
+        At::of(time(micros), &self.wall_clock)
     }
 
     /// Looks at throttles.
@@ -96,7 +96,7 @@ impl Throttled {
         if let Some(key) = key.filter(|_| keys.is_empty()) {
             keys.push((key, State::default().view(&limits, now, &orders)));
         }
-        Ok(Self { name, settings, limits, orders, keys, remembered, now, calendar: ledger.calendar() })
+        Ok(Self { name, settings, limits, orders, keys, remembered, now, wall_clock: ledger.wall_clock() })
     }
 
     /// Why starts wait for it, if they do, for a person. `waiting` is how many do, if that is known.
@@ -235,7 +235,7 @@ mod tests {
             keys,
             remembered,
             now: now + S,
-            calendar: Arc::default(),
+            wall_clock: Arc::default(),
         }
     }
 

@@ -98,7 +98,7 @@ impl Load {
     /// Begins the chains that sleep, and then `chains` others.
     async fn begin(&self, ground: &Ground, chains: usize, note: impl Fn(&str)) -> Result<(), StartError> {
         let (run, kinds) = (ground.first().entropy.token(), self.kinds());
-        let wakes = ground.first().ledger.calendar().wall(ground.first().ledger.now()) + ASLEEP;
+        let wakes = ground.first().ledger.wall_clock().wall(ground.first().ledger.now()) + ASLEEP;
         for (sleep, count) in [(true, self.asleep), (false, chains)] {
             for (nth, kind) in kinds.iter().enumerate() {
                 let entity = |n| {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
-use roundelay_model::calendar::{Calendar, Stretch};
 use roundelay_model::clock::{Reading, Seen, Time, instant};
+use roundelay_model::wall_clock::{Stretch, WallClock};
 use tokio::time::Instant;
 use tokio_postgres::{Client, Error, Row};
 
@@ -48,11 +48,11 @@ pub(super) async fn correct(client: &Client, seen: &Seen, reading: Reading) -> R
 /// What the ledger remembers of the server's clock, and a first reading of it.
 ///
 /// Without `writes` (a program that only looks), a server's clock that was set back while no worker ran is not noted.
-pub(super) async fn first(client: &Client, writes: bool, kept: Option<KeptTime>) -> Result<(Seen, Calendar), Error> {
+pub(super) async fn first(client: &Client, writes: bool, kept: Option<KeptTime>) -> Result<(Seen, WallClock), Error> {
     let rows = client.query(SETS, &[]).await?;
     let stretches =
         rows.iter().map(|row| Ok(Stretch { since: Time::from_millis(row.try_get(0)?), ahead: row.try_get(1)? }));
-    let mut calendar = Calendar::new(stretches.collect::<Result<_, Error>>()?);
+    let mut wall_clock = WallClock::new(stretches.collect::<Result<_, Error>>()?);
     let asked = instant();
     let row = client.query_one(READ, &[]).await?;
     let mut first = seen(&row, asked)?;
@@ -65,9 +65,9 @@ pub(super) async fn first(client: &Client, writes: bool, kept: Option<KeptTime>)
             client.execute(CORRECT, &[&set, &first.version, &since]).await?;
         }
         (first.set, first.version) = (set, first.version + 1);
-        calendar = calendar.set(Time::from_millis(since), set.div_euclid(1_000));
+        wall_clock = wall_clock.set(Time::from_millis(since), set.div_euclid(1_000));
     }
-    Ok((first, calendar))
+    Ok((first, wall_clock))
 }
 
 /// From where the time goes on when the ledger is opened (pure), in microseconds: `shows` by the server's clock, `last`
@@ -116,8 +116,8 @@ impl LedgerClock for PostgresLedger {
         self.clock.now()
     }
 
-    fn calendar(&self) -> Arc<Calendar> {
-        self.clock().calendar()
+    fn wall_clock(&self) -> Arc<WallClock> {
+        self.clock().wall_clock()
     }
 
     async fn read_clock(&self) -> Result<(), LedgerError> {

@@ -43,9 +43,9 @@ use std::sync::atomic::AtomicI64;
 use std::time::Duration;
 
 use futures_util::future::try_join;
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::{Clock, Entropy, Followed, Seen};
 use roundelay_model::secret::Secret;
+use roundelay_model::wall_clock::WallClock;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
@@ -148,10 +148,10 @@ impl PostgresLedger {
     }
 
     async fn open_at(address: Address, entropy: &Entropy, kept: Option<KeptTime>) -> Result<Self, LedgerError> {
-        let (id, seen, calendar) = timeout(MIGRATIONS * 2, prepare(&address, entropy, kept))
+        let (id, seen, wall_clock) = timeout(MIGRATIONS * 2, prepare(&address, entropy, kept))
             .await
             .map_err(|_| address.failed("it does not answer"))??;
-        let clock = Arc::new(Followed::new(seen, calendar));
+        let clock = Arc::new(Followed::new(seen, wall_clock));
         let counters = Arc::<Counters>::default();
         let late = Lateness::default();
         let lane = || Lane::open(&address, clock.clone(), counters.clone(), late.clone());
@@ -186,9 +186,9 @@ impl PostgresLedger {
             let words = format!("its format is version {version}, and this program looks at version {known}");
             return Err(address.failed(words));
         }
-        let (seen, calendar) =
+        let (seen, wall_clock) =
             clock::first(&session.client, false, None).await.map_err(|error| address.failed(words(&error)))?;
-        let clock = Arc::new(Followed::new(seen, calendar));
+        let clock = Arc::new(Followed::new(seen, wall_clock));
         let counters = Arc::<Counters>::default();
         let reader = Reader::open(&address, counters.clone()).await?;
         let desk = Desk::new(&address, clock.clone(), counters.clone());
@@ -253,11 +253,11 @@ async fn prepare(
     address: &Address,
     entropy: &Entropy,
     kept: Option<KeptTime>,
-) -> Result<(String, Seen, Calendar), LedgerError> {
+) -> Result<(String, Seen, WallClock), LedgerError> {
     let mut session = address.connect(Use::Long(MIGRATIONS)).await?;
     session.check_version().await.map_err(|reason| address.failed(reason))?;
     let id = schema::migrate(&mut session, entropy).await.map_err(|reason| address.failed(reason))?;
     let first = clock::first(&session.client, true, kept).await;
-    let (seen, calendar) = first.map_err(|error| address.failed(words(&error)))?;
-    Ok((id, seen, calendar))
+    let (seen, wall_clock) = first.map_err(|error| address.failed(words(&error)))?;
+    Ok((id, seen, wall_clock))
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
-use roundelay_model::calendar::{Calendar, REMEMBERED, Stretch};
 use roundelay_model::clock::{Boot, Clock, Entropy, Machine, Time};
+use roundelay_model::wall_clock::{REMEMBERED, Stretch, WallClock};
 use rusqlite::{Connection, TransactionBehavior, params};
 
 use super::SqliteLedger;
@@ -14,21 +14,21 @@ use crate::clock::LedgerClock;
 use crate::error::LedgerError;
 
 /// What the ledger remembers of the wall clock.
-fn calendar(connection: &Connection) -> Result<Calendar> {
+fn wall_clock(connection: &Connection) -> Result<WallClock> {
     let mut select = connection.prepare_cached("SELECT since, ahead FROM clock_sets ORDER BY since")?;
     let stretch = |row: &rusqlite::Row<'_>| Ok(Stretch { since: Time::from_millis(row.get(0)?), ahead: row.get(1)? });
     let stretches = select.query_map([], stretch)?;
-    stretches.collect::<Result<_>>().map(Calendar::new)
+    stretches.collect::<Result<_>>().map(WallClock::new)
 }
 
 fn known(connection: &Connection, boot: Boot) -> Result<(Machine, bool)> {
     let select = "SELECT boot, base, seen FROM ledger_clock";
     let (known, base, seen): (String, i64, i64) =
         connection.query_row(select, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
-    let calendar = calendar(connection)?;
+    let wall_clock = wall_clock(connection)?;
     Ok(match known == boot.id {
-        true => (Machine::known(boot, Time::from_millis(base), calendar), true),
-        false => (Machine::started(boot, Time::from_millis(seen), calendar), false),
+        true => (Machine::known(boot, Time::from_millis(base), wall_clock), true),
+        false => (Machine::started(boot, Time::from_millis(seen), wall_clock), false),
     })
 }
 
@@ -59,7 +59,7 @@ pub(super) fn look(connection: &Connection, clock: Clock) -> Result<Clock> {
 
 impl Store {
     /// Notes how the wall clock was set, and the ledger's time.
-    fn note_clock(&mut self, set: Option<&Calendar>, now: Time) -> Result<Calendar> {
+    fn note_clock(&mut self, set: Option<&WallClock>, now: Time) -> Result<WallClock> {
         if let Some(stretch) = set.and_then(|set| set.stretches().last()) {
             let insert = "INSERT INTO clock_sets (since, ahead) VALUES (?1, ?2)";
             self.connection.execute(insert, params![stretch.since.as_millis(), stretch.ahead])?;
@@ -69,7 +69,7 @@ impl Store {
         }
         let seen = "UPDATE ledger_clock SET seen = max(seen, ?1)";
         self.connection.prepare_cached(seen)?.execute([now.as_millis()])?;
-        calendar(&self.connection)
+        wall_clock(&self.connection)
     }
 }
 
@@ -97,7 +97,7 @@ impl SqliteLedger {
         self.noted.store(now.as_millis(), Ordering::Relaxed);
         let note = move |store: &mut Store| {
             // Another process may have noted it since.
-            machine.learn(calendar(&store.connection)?);
+            machine.learn(wall_clock(&store.connection)?);
             let noted = store.note_clock(machine.was_set().as_ref(), now)?;
             machine.learn(noted);
             Ok(())
@@ -116,8 +116,8 @@ impl LedgerClock for SqliteLedger {
         self.clock.now()
     }
 
-    fn calendar(&self) -> Arc<Calendar> {
-        self.clock.calendar()
+    fn wall_clock(&self) -> Arc<WallClock> {
+        self.clock.wall_clock()
     }
 
     async fn read_clock(&self) -> Result<(), LedgerError> {
@@ -149,22 +149,22 @@ mod tests {
         let (ledger, beside) = open(&folder);
         assert!(far(ledger.now(), Clock::System.now()) < 100, "a new ledger begins with the wall clock");
         ledger.read_clock().await.unwrap();
-        assert_eq!(ledger.calendar().stretches(), []);
+        assert_eq!(ledger.wall_clock().stretches(), []);
         // As if the wall clock had been set an hour back since the machine was started.
         beside.execute("UPDATE ledger_clock SET base = base + 3600000", []).unwrap();
         let (second, _) = open(&folder);
         let hour = Duration::from_secs(3_600);
         assert!(far(second.now(), Clock::System.now() + hour) < 100, "time goes on");
         second.read_clock().await.unwrap();
-        assert!((second.calendar().ahead() + 3_600_000).abs() < 100, "{:?}", second.calendar());
-        assert!(far(second.calendar().wall(second.now()), Clock::System.now()) < 100);
+        assert!((second.wall_clock().ahead() + 3_600_000).abs() < 100, "{:?}", second.wall_clock());
+        assert!(far(second.wall_clock().wall(second.now()), Clock::System.now()) < 100);
         // Noting it once is enough: other processes read it from the ledger.
         second.read_clock().await.unwrap();
         let (third, _) = open(&folder);
         third.read_clock().await.unwrap();
-        assert_eq!((second.calendar().sets().count(), third.calendar()), (1, second.calendar()));
+        assert_eq!((second.wall_clock().sets().count(), third.wall_clock()), (1, second.wall_clock()));
         let looks = SqliteLedger::look(&folder.path().join("ledger.db"), Clock::System).unwrap();
-        assert!(far(looks.now(), third.now()) < 100 && looks.calendar() == third.calendar());
+        assert!(far(looks.now(), third.now()) < 100 && looks.wall_clock() == third.wall_clock());
     }
 
     #[tokio::test]
@@ -181,7 +181,7 @@ mod tests {
         let (again, _) = open(&folder);
         assert!(far(again.now(), Time::from_millis(seen + day)) < 2_000);
         again.read_clock().await.unwrap();
-        assert!((again.calendar().ahead() + day).abs() < 2_000, "{:?}", again.calendar());
+        assert!((again.wall_clock().ahead() + day).abs() < 2_000, "{:?}", again.wall_clock());
         // And when it was down for a day with a clock that is right, a day has gone by.
         beside.execute("DELETE FROM clock_sets", []).unwrap();
         beside.execute("UPDATE ledger_clock SET boot = 'a third', seen = ?1", [seen - day]).unwrap();

@@ -12,8 +12,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::{Micros, Time, Wall, micros};
-use crate::calendar::Calendar;
 use crate::clock::machine::instant;
+use crate::wall_clock::WallClock;
 
 /// A clock that is off by no more was not set: clocks are not all alike.
 pub const MAX_SKEW: Micros = 100_000;
@@ -145,7 +145,7 @@ struct Following {
 
 impl Followed {
     /// Follows the server of which this is the first reading, and of which the ledger remembers this.
-    pub fn new(seen: Seen, calendar: Calendar) -> Self {
+    pub fn new(seen: Seen, wall_clock: WallClock) -> Self {
         let shows = seen.server - seen.set;
         let state = Following {
             known: Known::learned(None, &seen, shows),
@@ -158,7 +158,7 @@ impl Followed {
             stretch: Duration::ZERO,
             told: Time::default(),
         };
-        Self { start: seen.answered, state: Mutex::new(state), wall: Wall::new(calendar) }
+        Self { start: seen.answered, state: Mutex::new(state), wall: Wall::new(wall_clock) }
     }
 
     /// Takes up a reading.
@@ -184,7 +184,7 @@ impl Followed {
     }
 
     fn wall_was_set(&self, micros: Micros, set: i64) {
-        let before = self.wall.calendar();
+        let before = self.wall.wall_clock();
         let ahead = set.div_euclid(1_000);
         if (before.ahead() - ahead).abs() * 1_000 > MAX_SKEW {
             self.wall.learn(before.set(Time::from_millis(micros.div_euclid(1_000)), ahead));
@@ -268,7 +268,7 @@ mod tests {
 
     /// One that goes on with a clock that has been read at the very beginning.
     fn followed(start: Instant) -> Followed {
-        Followed::new(seen(start, (0, 0), 0, 0), Calendar::default())
+        Followed::new(seen(start, (0, 0), 0, 0), WallClock::default())
     }
 
     #[test]
@@ -318,10 +318,10 @@ mod tests {
             assert!((reading.micros - SHOWN - passed).abs() < 20_000, "{second}: {}", reading.micros - SHOWN - passed);
             assert_eq!(reading.correction.is_some(), steps.iter().any(|step| step.0 == second), "{second}");
             (set, version) = reading.correction.map_or((set, version), |set| (set, version + 1));
-            let ahead = followed.wall.calendar().ahead() * 1_000;
+            let ahead = followed.wall.wall_clock().ahead() * 1_000;
             assert!((ahead - off).abs() < 20_000, "{second}: the wall clock is ahead by {off}, not {ahead}");
         }
-        assert_eq!(followed.wall.calendar().stretches().len(), 1 + steps.len());
+        assert_eq!(followed.wall.wall_clock().stretches().len(), 1 + steps.len());
     }
 
     #[test]
@@ -353,7 +353,7 @@ mod tests {
         let theirs = clock.read(seen(start, (12, 12), 102 * S, 90 * S + S / 2));
         assert_eq!(theirs, Reading { micros: SHOWN + 12 * S - S / 2, correction: None });
         // A worker that began between the setting and its correction has known nothing else.
-        let new = Followed::new(seen(start, (0, 0), 90 * S, 0), Calendar::default());
+        let new = Followed::new(seen(start, (0, 0), 90 * S, 0), WallClock::default());
         assert_eq!(new.known_since(), Some(SHOWN + 90 * S));
         assert_eq!(new.read(seen(start, (1, 1), 91 * S, 90 * S)).micros, SHOWN + S);
         assert_eq!(new.known_since(), Some(SHOWN + S));
@@ -377,7 +377,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let now = Instant::now;
         let prompt = |server| Seen { server, set: 0, version: 0, asked: now(), answered: now() };
-        let clock = Followed::new(prompt(5_000_900), Calendar::default());
+        let clock = Followed::new(prompt(5_000_900), WallClock::default());
         assert_eq!(clock.now().as_millis(), 5_000);
         tokio::time::advance(second).await;
         assert_eq!(clock.now().as_millis(), 6_000, "it runs on by itself");
@@ -397,7 +397,7 @@ mod tests {
     fn who_is_new_believes_those_who_have_known_it_for_longer() {
         let start = Instant::now();
         // It begins just after the clock was set, before anybody has told.
-        let clock = Followed::new(seen(start, (0, 0), 90 * S, 0), Calendar::default());
+        let clock = Followed::new(seen(start, (0, 0), 90 * S, 0), WallClock::default());
         assert_eq!(clock.known_since(), Some(SHOWN + 90 * S));
         let reading = clock.read(seen(start, (1, 1), 91 * S, 90 * S));
         assert_eq!(reading, Reading { micros: SHOWN + S, correction: None });
@@ -407,7 +407,7 @@ mod tests {
     #[test]
     fn who_is_new_knows_it_after_three_looks() {
         let start = Instant::now();
-        let clock = Followed::new(seen(start, (0, 0), 0, 0), Calendar::default());
+        let clock = Followed::new(seen(start, (0, 0), 0, 0), WallClock::default());
         for millis in [0, 10, 500, 1_000, 1_500] {
             clock.looked(start + Duration::from_millis(millis));
             assert_eq!(clock.known_since(), Some(SHOWN), "one look a second counts");

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Time, Wall, wall_now};
-use crate::calendar::Calendar;
+use crate::wall_clock::WallClock;
 
 /// A wall clock that differs by no more from what is known of it has not been set.
 const MAX_SKEW: i64 = 100;
@@ -110,17 +110,17 @@ pub struct Machine {
 
 impl Machine {
     /// By a ledger that remembers `base` for this boot of the machine.
-    pub fn known(boot: Boot, base: Time, calendar: Calendar) -> Self {
-        Self { boot, base, wall: Wall::new(calendar) }
+    pub fn known(boot: Boot, base: Time, wall_clock: WallClock) -> Self {
+        Self { boot, base, wall: Wall::new(wall_clock) }
     }
 
     /// Of a ledger that is opened for the first time since the machine has started, or ever: the wall clock tells how
     /// long that took, and is believed as far as time would not go back. `seen` is the last time that the ledger has
     /// told.
-    pub fn started(boot: Boot, seen: Time, calendar: Calendar) -> Self {
-        let now = calendar.steady(wall_now()).max(seen);
+    pub fn started(boot: Boot, seen: Time, wall_clock: WallClock) -> Self {
+        let now = wall_clock.steady(wall_now()).max(seen);
         let base = now - boot.elapsed();
-        Self::known(boot, base, calendar)
+        Self::known(boot, base, wall_clock)
     }
 
     /// What the ledger is to remember for this boot.
@@ -134,16 +134,16 @@ impl Machine {
     }
 
     /// Whether the wall clock has been set: what is known of it then, for the ledger to remember.
-    pub fn was_set(&self) -> Option<Calendar> {
-        let calendar = self.wall.calendar();
+    pub fn was_set(&self) -> Option<WallClock> {
+        let wall_clock = self.wall.wall_clock();
         let (now, shown) = (self.now(), wall_now());
         let ahead = shown.as_millis() - now.as_millis();
-        ((ahead - calendar.ahead()).abs() > MAX_SKEW).then(|| calendar.set(now, ahead))
+        ((ahead - wall_clock.ahead()).abs() > MAX_SKEW).then(|| wall_clock.set(now, ahead))
     }
 
     /// What the ledger remembers of the wall clock.
-    pub fn learn(&self, calendar: Calendar) {
-        self.wall.learn(calendar);
+    pub fn learn(&self, wall_clock: WallClock) {
+        self.wall.learn(wall_clock);
     }
 }
 

@@ -17,7 +17,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-use crate::calendar::Calendar;
+use crate::wall_clock::WallClock;
 pub use followed::{Followed, MAX_SKEW, Reading, Seen};
 pub use machine::{Boot, Machine, instant};
 pub use server::Server;
@@ -100,22 +100,22 @@ pub enum Clock {
 
 /// What a process knows of the wall clock.
 #[derive(Debug, Default)]
-pub struct Wall(Mutex<Arc<Calendar>>);
+pub struct Wall(Mutex<Arc<WallClock>>);
 
 impl Wall {
     /// With this known of it.
-    pub fn new(calendar: Calendar) -> Self {
-        Self(Mutex::new(Arc::new(calendar)))
+    pub fn new(wall_clock: WallClock) -> Self {
+        Self(Mutex::new(Arc::new(wall_clock)))
     }
 
     /// What is known.
-    pub fn calendar(&self) -> Arc<Calendar> {
+    pub fn wall_clock(&self) -> Arc<WallClock> {
         self.0.lock().clone()
     }
 
     /// More is known.
-    pub fn learn(&self, calendar: Calendar) {
-        *self.0.lock() = Arc::new(calendar);
+    pub fn learn(&self, wall_clock: WallClock) {
+        *self.0.lock() = Arc::new(wall_clock);
     }
 }
 
@@ -135,7 +135,7 @@ impl Clock {
     pub fn set_forward(&self, millis: i64) {
         match self {
             Clock::Virtual { wall, .. } => {
-                let before = wall.calendar();
+                let before = wall.wall_clock();
                 wall.learn(before.set(self.now(), before.ahead().saturating_add(millis)));
             }
             Clock::Server(server) => server.set_forward(millis),
@@ -161,17 +161,17 @@ impl Clock {
 
     /// What the wall clock shows now, as far as is known.
     pub fn wall(&self) -> Time {
-        self.calendar().wall(self.now())
+        self.wall_clock().wall(self.now())
     }
 
     /// How the wall clock stands to it. The wall clock itself stands to itself as ever.
-    pub fn calendar(&self) -> Arc<Calendar> {
+    pub fn wall_clock(&self) -> Arc<WallClock> {
         match self {
             Clock::System => Arc::default(),
-            Clock::Machine(machine) => machine.wall.calendar(),
-            Clock::Followed(followed) => followed.wall.calendar(),
-            Clock::Virtual { wall, .. } => wall.calendar(),
-            Clock::Server(server) => server.calendar(),
+            Clock::Machine(machine) => machine.wall.wall_clock(),
+            Clock::Followed(followed) => followed.wall.wall_clock(),
+            Clock::Virtual { wall, .. } => wall.wall_clock(),
+            Clock::Server(server) => server.wall_clock(),
         }
     }
 }

@@ -8,9 +8,9 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::{Micros, Time, micros};
-use crate::calendar::Calendar;
 use crate::clock::followed::{Followed, Seen};
 use crate::clock::machine::instant;
+use crate::wall_clock::WallClock;
 
 /// The clock, and who follows it.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Server {
     pub(super) fn starting_at(base: Time) -> Self {
         let now = instant();
         let seen = Seen { server: base.as_millis() * 1_000, set: 0, version: 0, asked: now, answered: now };
-        Self { base, start: now, set: Mutex::default(), followed: Followed::new(seen, Calendar::default()) }
+        Self { base, start: now, set: Mutex::default(), followed: Followed::new(seen, WallClock::default()) }
     }
 
     /// Sets it forward, or with a negative number back.
@@ -61,8 +61,8 @@ impl Server {
     }
 
     /// How the wall clock stands to it.
-    pub(super) fn calendar(&self) -> Arc<Calendar> {
-        self.followed.wall.calendar()
+    pub(super) fn wall_clock(&self) -> Arc<WallClock> {
+        self.followed.wall.wall_clock()
     }
 
     fn lock(&self) -> MutexGuard<'_, Set> {
@@ -81,7 +81,7 @@ mod tests {
         let begin = Time::from_millis(1_800_000_000_000);
         let (server, mut off) = (Server::starting_at(begin), 0);
         for (n, by) in [0, 2_000, -20_000, 3_600_000, -3_600_000, 90_000].into_iter().enumerate() {
-            let before = (server.now(), server.calendar());
+            let before = (server.now(), server.wall_clock());
             server.set_forward(by);
             off += by;
             tokio::time::advance(Duration::from_secs(7)).await;
@@ -89,12 +89,12 @@ mod tests {
             let is_late = |by: i64| (0..=50).contains(&by);
             let late = (before.0 + Duration::from_secs(7)).as_millis() - server.now().as_millis();
             assert!(is_late(late), "{by}: it goes on by what was read before: {late}");
-            assert_eq!(server.calendar(), before.1);
+            assert_eq!(server.wall_clock(), before.1);
             let passed = Duration::from_secs(7 * (n as u64 + 1));
             server.read();
             let late = (begin + passed).as_millis() - server.now().as_millis();
             assert!(is_late(late), "{by}: {late}");
-            assert!((server.calendar().ahead() - off).abs() <= 50, "{by}: {:?}", server.calendar());
+            assert!((server.wall_clock().ahead() - off).abs() <= 50, "{by}: {:?}", server.wall_clock());
         }
     }
 }

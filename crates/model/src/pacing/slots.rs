@@ -350,10 +350,10 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::calendar::Calendar;
     use crate::clock::followed::{Followed, Seen};
     use crate::pacing::orders::Orders;
     use crate::pacing::serve::{SlotRequest, serve};
+    use crate::wall_clock::WallClock;
 
     const S: Micros = 1_000_000;
     const START: Micros = 1_700_000_000 * S;
@@ -661,7 +661,7 @@ mod tests {
             let (asked, answered) = (instant(read.0), instant(read.1));
             let (set, version) = self.set;
             let seen = Seen { server: at + self.off, set, version, asked, answered };
-            let followed = by.get_or_insert_with(|| Followed::new(seen, Calendar::default()));
+            let followed = by.get_or_insert_with(|| Followed::new(seen, WallClock::default()));
             let reading = followed.read(seen);
             self.set = reading.correction.map_or(self.set, |set| (set, version + 1));
             reading.micros

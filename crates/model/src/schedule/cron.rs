@@ -6,7 +6,7 @@
 //! comes twice in autumn runs the first time only. Every other expression stands for a rhythm: it
 //! has no occurrence in an hour that there is not, and goes on through one that there is twice.
 //!
-//! The calendar may run faster than time ([`Pace`]): so a demo shows a night's table in half a minute.
+//! The wall clock may run faster than time ([`Pace`]): so a demo shows a night's table in half a minute.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -18,11 +18,11 @@ use jiff::{Timestamp, Zoned};
 
 use crate::clock::Time;
 
-/// How the calendar runs beside time: at `origin` it shows `shown`, and from then on each millisecond is
+/// How the wall clock runs beside time: at `origin` it shows `shown`, and from then on each millisecond is
 /// `speed` of them. Before `origin` it stands still.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// When the calendar begins to run.
+    /// When the wall clock begins to run.
     pub origin: Time,
     /// What it shows then.
     pub shown: Time,
@@ -31,7 +31,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// What the calendar shows at `time`; before its origin, the moment before it begins, so that an occurrence
+    /// What the wall clock shows at `time`; before its origin, the moment before it begins, so that an occurrence
     /// right at the beginning is still to come.
     pub fn shows(&self, time: Time) -> Time {
         if time < self.origin {
@@ -41,7 +41,7 @@ impl Pace {
         Time::from_millis(gone.saturating_mul(self.speed()).saturating_add(self.shown.as_millis()))
     }
 
-    /// The first millisecond at which the calendar shows `shown` or later.
+    /// The first millisecond at which the wall clock shows `shown` or later.
     pub fn time_of(&self, shown: Time) -> Time {
         let ahead = shown.as_millis().saturating_sub(self.shown.as_millis());
         let steps = ahead.div_euclid(self.speed()) + i64::from(ahead.rem_euclid(self.speed()) > 0);
@@ -112,12 +112,12 @@ impl Cron {
         }
     }
 
-    /// The same expression by a calendar that runs at `pace`; with none, by the ordinary one.
+    /// The same expression by a wall clock that runs at `pace`; with none, by the ordinary one.
     pub fn paced(self, pace: Option<Pace>) -> Self {
         Self { pace, ..self }
     }
 
-    /// How its calendar runs, where that is not as fast as time.
+    /// How its wall clock runs, where that is not as fast as time.
     pub fn pace(&self) -> Option<Pace> {
         self.pace
     }
@@ -127,7 +127,7 @@ impl Cron {
         self.parsed.zone.iana_name()
     }
 
-    /// The first occurrence after `time`; none when there is none in the years that the calendar has.
+    /// The first occurrence after `time`; none when there is none in the years that the wall clock has.
     pub fn after(&self, time: Time) -> Option<Time> {
         let next = self.parsed.pattern.find_next_occurrence(&self.zoned(self.shown(time))?, false).ok()?;
         Some(self.time_of(next))
@@ -254,9 +254,9 @@ mod tests {
         }
     }
 
-    /// 250 minutes of a table in 30 s, from 23:58 on; the calendar stands still before.
+    /// 250 minutes of a table in 30 s, from 23:58 on; the wall clock stands still before.
     #[test]
-    fn a_calendar_that_runs_500_times_as_fast() {
+    fn a_wall_clock_that_runs_500_times_as_fast() {
         let origin = Time::from_millis(1_800_000_000_000);
         let shown = time("2026-01-05T22:58:00Z");
         let pace = Pace { origin, shown, speed: NonZeroU32::new(500).unwrap() };

@@ -18,10 +18,10 @@ mod set;
 
 use std::time::Duration;
 
-use crate::calendar::Calendar;
 use crate::clock::{Entropy, Time, parse_duration, short_duration};
 use crate::job;
 use crate::ladder::{jitter_points, jitter_rungs};
+use crate::wall_clock::WallClock;
 pub use balance::{Balance, Balances};
 pub use cron::{Cron, Pace};
 pub use moved::{Asleep, Moved};
@@ -55,7 +55,7 @@ pub enum Rhythm {
         /// Counted from what.
         from: From,
     },
-    /// The calendar.
+    /// The wall clock.
     Cron(Cron),
     /// This one time of the wall clock, and then the end.
     At(Time),
@@ -150,7 +150,7 @@ struct Passed<'a> {
 /// What the wall clock showed in stretches that had ended `by` then.
 #[derive(Clone, Copy)]
 struct Seen<'a> {
-    calendar: &'a Calendar,
+    wall_clock: &'a WallClock,
     by: Time,
 }
 
@@ -178,7 +178,7 @@ pub struct Setting<'a> {
     /// Dice.
     pub dice: &'a Entropy,
     /// How the wall clock stands to time.
-    pub calendar: &'a Calendar,
+    pub wall_clock: &'a WallClock,
 }
 
 /// The place of a chain in its interval, from 0 up to 1: always the same, and evenly distributed.
@@ -199,24 +199,24 @@ impl Schedule {
     }
 
     /// How long from one occurrence to the next, about: the interval, or the distance of the two
-    /// occurrences of the calendar that come after `now`. `None` for what comes once.
-    pub fn interval(&self, now: Time, calendar: &Calendar) -> Option<Duration> {
+    /// occurrences of the wall clock that come after `now`. `None` for what comes once.
+    pub fn interval(&self, now: Time, wall_clock: &WallClock) -> Option<Duration> {
         match &self.rhythm {
             Rhythm::Every { interval, .. } => Some(*interval),
             Rhythm::Cron(cron) => {
-                let next = cron.after(self.wall(now, calendar))?;
+                let next = cron.after(self.wall(now, wall_clock))?;
                 Some(cron.after(next)?.since(next))
             }
             Rhythm::At(_) => None,
         }
     }
 
-    /// How long from one occurrence to the next in the mean: of the calendar's next week, or of its next 200 occurrences.
-    pub fn mean_interval(&self, now: Time, calendar: &Calendar) -> Option<Duration> {
+    /// How long from one occurrence to the next in the mean: of the wall clock's next week, or of its next 200 occurrences.
+    pub fn mean_interval(&self, now: Time, wall_clock: &WallClock) -> Option<Duration> {
         const WEEK: Duration = Duration::from_secs(7 * 86_400);
         const MANY: u32 = 200;
-        let Rhythm::Cron(cron) = &self.rhythm else { return self.interval(now, calendar) };
-        let first = cron.after(self.wall(now, calendar))?;
+        let Rhythm::Cron(cron) = &self.rhythm else { return self.interval(now, wall_clock) };
+        let first = cron.after(self.wall(now, wall_clock))?;
         let (mut last, mut count) = (first, 0);
         while count < MANY
             && last.since(first) < WEEK
@@ -235,11 +235,11 @@ impl Schedule {
             Rhythm::Every { from: From::Nominal, .. } if self.spread_phase => self.after(now, now, setting.phase)?,
             Rhythm::Every { .. } => now + offset,
             Rhythm::Cron(_) => {
-                let now = self.wall(now, setting.calendar);
+                let now = self.wall(now, setting.wall_clock);
                 self.unseen(now, now, setting.phase, self.seen(setting, END))?
             }
         };
-        Some(Occurrence { nominal, due: self.steady(nominal, setting.calendar), overlapped: 0, misfired: 0 })
+        Some(Occurrence { nominal, due: self.steady(nominal, setting.wall_clock), overlapped: 0, misfired: 0 })
     }
 
     /// The tick that follows `ran`; `None` when nothing does.
@@ -298,11 +298,11 @@ impl Schedule {
             // A run that began early, within its jitter or by an operator's wish, may end before its own time.
             return Passed { anchor, started, finished, from: finished.max(anchor), leapt: false, seen: None };
         }
-        let calendar = setting.calendar;
-        let anchor = self.shown_nominal(nominal, setting.phase, calendar);
-        let came = calendar.came_to(anchor, started);
+        let wall_clock = setting.wall_clock;
+        let anchor = self.shown_nominal(nominal, setting.phase, wall_clock);
+        let came = wall_clock.came_to(anchor, started);
         let since = came.unwrap_or(started);
-        let (now, seen) = (calendar.wall(finished), self.seen(setting, since));
+        let (now, seen) = (wall_clock.wall(finished), self.seen(setting, since));
         // It began early; or it was due by a clock that was set back just before it, and others come first.
         let others_come = || self.unseen(anchor, now, setting.phase, seen).is_some_and(|next| next < anchor);
         // Settings are known to within some milliseconds, so an occurrence may run a little before the clock shows it.
@@ -310,16 +310,16 @@ impl Schedule {
         let back = (came.is_some() && !early) || (self.was_next(anchor, setting) && others_come());
         Passed {
             anchor,
-            started: calendar.highest(since, started),
-            finished: calendar.highest(since, finished),
+            started: wall_clock.highest(since, started),
+            finished: wall_clock.highest(since, finished),
             // The clock may have been set back since.
             from: if back { now } else { now.max(anchor) },
-            leapt: calendar.leaps().any(|leap| started < leap.at && leap.at <= finished),
+            leapt: wall_clock.leaps().any(|leap| started < leap.at && leap.at <= finished),
             seen,
         }
     }
 
-    /// Whether its occurrences are times of the wall clock. A calendar that runs faster than time is one of its own.
+    /// Whether its occurrences are times of the wall clock. A wall clock that runs faster than time is one of its own.
     pub fn follows_the_wall(&self) -> bool {
         match &self.rhythm {
             Rhythm::Every { .. } => false,
@@ -329,25 +329,25 @@ impl Schedule {
     }
 
     /// What the grid has at `time`, as the wall clock is set now.
-    fn wall(&self, time: Time, calendar: &Calendar) -> Time {
-        if self.follows_the_wall() { calendar.wall(time) } else { time }
+    fn wall(&self, time: Time, wall_clock: &WallClock) -> Time {
+        if self.follows_the_wall() { wall_clock.wall(time) } else { time }
     }
 
     /// When the grid comes to `nominal`, as the wall clock is set now.
-    fn steady(&self, nominal: Time, calendar: &Calendar) -> Time {
-        if self.follows_the_wall() { calendar.steady(nominal) } else { nominal }
+    fn steady(&self, nominal: Time, wall_clock: &WallClock) -> Time {
+        if self.follows_the_wall() { wall_clock.steady(nominal) } else { nominal }
     }
 
     /// A chain's `nominal` time as the wall clock shows it. What is no occurrence of a schedule that follows the wall
     /// clock was asked for, by a run that said when the next one is to come, say, and is steady.
-    pub fn shown_nominal(&self, nominal: Time, phase: f64, calendar: &Calendar) -> Time {
+    pub fn shown_nominal(&self, nominal: Time, phase: f64, wall_clock: &WallClock) -> Time {
         let is_wall = || self.follows_the_wall() && self.is_occurrence(nominal, phase);
-        if calendar.stretches().is_empty() || is_wall() { nominal } else { calendar.showed(nominal) }
+        if wall_clock.stretches().is_empty() || is_wall() { nominal } else { wall_clock.showed(nominal) }
     }
 
     /// The nominal time, as a chain keeps it, of what is to come at `due`.
-    pub fn nominal_of(&self, due: Time, phase: f64, calendar: &Calendar) -> Time {
-        let wall = self.wall(due, calendar);
+    pub fn nominal_of(&self, due: Time, phase: f64, wall_clock: &WallClock) -> Time {
+        let wall = self.wall(due, wall_clock);
         if self.follows_the_wall() && self.is_occurrence(wall, phase) { wall } else { due }
     }
 
@@ -361,8 +361,8 @@ impl Schedule {
 
     /// What the wall clock has shown by `by` before it was set back.
     fn seen<'a>(&self, setting: Setting<'a>, by: Time) -> Option<Seen<'a>> {
-        let seen = Seen { calendar: setting.calendar, by };
-        (self.follows_the_wall() && setting.calendar.stretches().len() > 1).then_some(seen)
+        let seen = Seen { wall_clock: setting.wall_clock, by };
+        (self.follows_the_wall() && setting.wall_clock.stretches().len() > 1).then_some(seen)
     }
 
     /// When a run that started at `started` has to make room for the next occurrence.
@@ -371,9 +371,9 @@ impl Schedule {
             return None;
         }
         let anchor = if matches!(self.rhythm, Rhythm::Every { from: From::Start, .. }) { started } else { nominal };
-        let (time, calendar) = (self.wall(started, setting.calendar), setting.calendar);
+        let (time, wall_clock) = (self.wall(started, setting.wall_clock), setting.wall_clock);
         let next = self.unseen(anchor, time, setting.phase, self.seen(setting, END))?;
-        Some(self.steady(next, calendar))
+        Some(self.steady(next, wall_clock))
     }
 
     /// A delay after the end of a run. A jittered one has one of the interval's own rungs, 25 ms shorter, so
@@ -391,7 +391,7 @@ impl Schedule {
     /// the next nominal time and not before now.
     fn bent(&self, nominal: Time, now: Time, setting: Setting<'_>) -> Time {
         let next = self.after(nominal, nominal, setting.phase).map_or(self.jitter, |next| next.since(nominal));
-        let nominal = self.steady(nominal, setting.calendar);
+        let nominal = self.steady(nominal, setting.wall_clock);
         if self.jitter.is_zero() {
             return nominal.max(now);
         }
@@ -436,7 +436,7 @@ impl Schedule {
     /// The first occurrence after `time` that was not `seen` before.
     fn unseen(&self, anchor: Time, time: Time, phase: f64, seen: Option<Seen<'_>>) -> Option<Time> {
         let mut next = self.after(anchor, time, phase)?;
-        while let Some(until) = seen.and_then(|seen| seen.calendar.shown_until(next, seen.by)) {
+        while let Some(until) = seen.and_then(|seen| seen.wall_clock.shown_until(next, seen.by)) {
             next = self.after(anchor, until - MILLISECOND, phase)?;
         }
         Some(next)

@@ -43,14 +43,14 @@ impl Schedule {
     /// a fleet, at the chain's own `share` (from 0 to 1) of the interval from now on, so that it is no herd.
     pub fn moved(&self, asleep: Asleep, now: Time, share: Option<f64>, setting: Setting<'_>) -> Moved {
         match &self.rhythm {
-            Rhythm::At(at) => match setting.calendar.steady(*at) {
+            Rhythm::At(at) => match setting.wall_clock.steady(*at) {
                 due if due <= now => Moved::Over,
                 due if (asleep.nominal, asleep.due) == (*at, due) => Moved::Fits,
                 due => Moved::To { nominal: *at, due },
             },
             Rhythm::Every { interval, from: From::Finish } => self.moved_delay(*interval, asleep, now, share, setting),
             Rhythm::Every { .. } => self.moved_on_grid(asleep, now, setting),
-            Rhythm::Cron(_) => self.moved_on_calendar(asleep, now, setting),
+            Rhythm::Cron(_) => self.moved_on_wall_clock(asleep, now, setting),
         }
     }
 
@@ -88,9 +88,9 @@ impl Schedule {
         self.moved_to(next, on_grid, asleep, now, setting)
     }
 
-    fn moved_on_calendar(&self, asleep: Asleep, now: Time, setting: Setting<'_>) -> Moved {
+    fn moved_on_wall_clock(&self, asleep: Asleep, now: Time, setting: Setting<'_>) -> Moved {
         let Asleep { nominal, last_start, .. } = asleep;
-        let wall = self.wall(now, setting.calendar);
+        let wall = self.wall(now, setting.wall_clock);
         let Some(next) = self.pending(wall, (last_start, nominal), setting) else { return Moved::Over };
         self.moved_to(next, self.is_occurrence(nominal, setting.phase), asleep, now, setting)
     }
@@ -107,10 +107,10 @@ impl Schedule {
 mod tests {
     use super::super::{Catch, Misfire, Overlap};
     use super::*;
-    use crate::calendar::Calendar;
     use crate::clock::Entropy;
     use crate::schedule::balance::Balance;
     use crate::schedule::cron::Cron;
+    use crate::wall_clock::WallClock;
 
     const MINUTE: i64 = 60_000;
 
@@ -142,8 +142,8 @@ mod tests {
     }
 
     fn ask(schedule: &Schedule, asleep: Asleep, share: Option<f64>) -> Moved {
-        let (balance, dice, calendar) = (Balance::default(), Entropy::seeded(1), Calendar::default());
-        let setting = Setting { phase: 0.25, balance: &balance, dice: &dice, calendar: &calendar };
+        let (balance, dice, wall_clock) = (Balance::default(), Entropy::seeded(1), WallClock::default());
+        let setting = Setting { phase: 0.25, balance: &balance, dice: &dice, wall_clock: &wall_clock };
         schedule.moved(asleep, at(0), share, setting)
     }
 
@@ -171,9 +171,9 @@ mod tests {
             ("never ran, on a grid", every(30, From::Nominal), new(1_000), None, to(10)),
             ("a place of its own", spread(every(60, From::Nominal)), asleep(1_000), None, to(15)),
             ("a place of its own, and there", spread(every(60, From::Nominal)), asleep(15), None, Moved::Fits),
-            ("the calendar", cron("*/15 * * * *"), asleep(1_000), None, to(15)),
-            ("the calendar, and right", cron("*/15 * * * *"), asleep(15), None, Moved::Fits),
-            ("the calendar, and one too late", cron("*/15 * * * *"), asleep(30), None, to(15)),
+            ("the wall clock", cron("*/15 * * * *"), asleep(1_000), None, to(15)),
+            ("the wall clock, and right", cron("*/15 * * * *"), asleep(15), None, Moved::Fits),
+            ("the wall clock, and one too late", cron("*/15 * * * *"), asleep(30), None, to(15)),
             ("once", Schedule { rhythm: Rhythm::At(at(3)), ..every(1, From::Finish) }, asleep(1_000), None, to(3)),
             ("once, and then", Schedule { rhythm: Rhythm::At(at(3)), ..cron("@hourly") }, asleep(3), None, Moved::Fits),
             ("once, gone by", Schedule { rhythm: Rhythm::At(at(-3)), ..cron("@hourly") }, asleep(3), None, Moved::Over),

@@ -8,10 +8,10 @@
 use std::time::Duration;
 
 use super::{Catch, END, MAX_SKEW, MILLISECOND, Rhythm, Schedule, Setting};
-use crate::calendar::Calendar;
 use crate::clock::Time;
 use crate::outcome::MAX_WAIT;
 use crate::schedule::moved::{Asleep, Moved};
+use crate::wall_clock::WallClock;
 
 /// How late an occurrence may be that misfires are skipped for, unless the configuration says so.
 pub const MISFIRE_WINDOW: Duration = Duration::from_secs(60);
@@ -29,14 +29,14 @@ impl Schedule {
     /// within `spread`, at the chain's own `share` of it, from 0 to 1.
     pub fn set(&self, asleep: Asleep, now: Time, (spread, share): (Duration, f64), setting: Setting<'_>) -> Moved {
         let Asleep { nominal, due, last_start, .. } = asleep;
-        let calendar = setting.calendar;
+        let wall_clock = setting.wall_clock;
         let to = |next| Moved::To { nominal: next, due: self.bent(next, now, setting) };
         if !self.follows_the_wall() || !self.is_occurrence(nominal, setting.phase) {
             // The wall clock does not matter to this tick.
             return Moved::Fits;
         }
-        let wall = calendar.wall(now);
-        if nominal <= wall || calendar.has_shown(nominal) {
+        let wall = wall_clock.wall(now);
+        if nominal <= wall || wall_clock.has_shown(nominal) {
             // What was due by the clock as it is now, and has not started, was put off.
             let is_explained = self.explains(nominal, due, setting);
             if due <= now || is_explained || !self.was_explained(nominal, due, setting) {
@@ -53,9 +53,9 @@ impl Schedule {
             return Moved::Fits;
         }
         // What the clock has come to since it was set has not run.
-        let since = calendar.last_set().map_or(now, |set| set.max(last_start).min(now));
+        let since = wall_clock.last_set().map_or(now, |set| set.max(last_start).min(now));
         match self.was_next(nominal, setting) {
-            true => self.pending(calendar.wall(since), (last_start, nominal), setting),
+            true => self.pending(wall_clock.wall(since), (last_start, nominal), setting),
             false => Some(nominal),
         }
         .map_or(Moved::Over, |next| {
@@ -65,7 +65,7 @@ impl Schedule {
 
     /// Whether `nominal` was due then as the wall clock was set before, which workers know to within [`MAX_SKEW`].
     fn was_explained(&self, nominal: Time, due: Time, setting: Setting<'_>) -> bool {
-        let mut before = setting.calendar.stretches().iter().rev().skip(1).map(|stretch| stretch.ahead);
+        let mut before = setting.wall_clock.stretches().iter().rev().skip(1).map(|stretch| stretch.ahead);
         before.any(|ahead| {
             let meant = Time::from_millis(nominal.as_millis().saturating_sub(ahead));
             (meant - self.jitter - MAX_SKEW..=meant + self.jitter + MAX_SKEW).contains(&due)
@@ -85,7 +85,14 @@ impl Schedule {
     /// Whether `asleep` is due further ahead than this schedule can explain, with all that may put a tick off; answers
     /// when it was meant, at the latest. `begun`: a run of the tick has started, so a handler's word, a backoff or a
     /// snooze may have put it off. `place` is the chain's phase.
-    pub fn overslept(&self, asleep: Asleep, begun: bool, now: Time, place: f64, calendar: &Calendar) -> Option<Time> {
+    pub fn overslept(
+        &self,
+        asleep: Asleep,
+        begun: bool,
+        now: Time,
+        place: f64,
+        wall_clock: &WallClock,
+    ) -> Option<Time> {
         let Asleep { nominal, due, last_start, last_finish } = asleep;
         let last = last_start.max(last_finish);
         let never = last == Time::default();
@@ -93,8 +100,8 @@ impl Schedule {
         let meant = match &self.rhythm {
             _ if never => now,
             Rhythm::Every { interval, .. } => last + *interval + self.jitter,
-            Rhythm::At(at) => calendar.steady(*at) + self.jitter,
-            Rhythm::Cron(_) => calendar.steady(self.shown_nominal(nominal, phase, calendar)) + self.jitter,
+            Rhythm::At(at) => wall_clock.steady(*at) + self.jitter,
+            Rhythm::Cron(_) => wall_clock.steady(self.shown_nominal(nominal, phase, wall_clock)) + self.jitter,
         };
         let occurrence = self.follows_the_wall() && self.is_occurrence(nominal, phase);
         // What a schedule makes of a tick that is late already: it comes at once, or spread over this.
@@ -102,16 +109,16 @@ impl Schedule {
         let explained = if due > now + MAX_WAIT {
             // It was put off before now, by the longest wait at most. Before the first run an operator may say more.
             if never { now + FURTHEST } else { meant }
-        } else if occurrence && nominal > calendar.wall(now) {
+        } else if occurrence && nominal > wall_clock.wall(now) {
             // It cannot have been put off before it came.
-            calendar.steady(nominal) + self.jitter
+            wall_clock.steady(nominal) + self.jitter
         } else if begun || never || (self.follows_the_wall() && !occurrence) {
             now + MAX_WAIT
         } else if occurrence {
             at_once + SET_ACROSS
         } else {
             // A run that says when the next tick is due says when it is nominally due.
-            at_once.max(meant).max(self.steady(nominal, calendar) + self.jitter + self.misfire.spread)
+            at_once.max(meant).max(self.steady(nominal, wall_clock) + self.jitter + self.misfire.spread)
         };
         (due > explained).then_some(meant)
     }
@@ -127,7 +134,7 @@ impl Schedule {
 
     /// Whether this is when the occurrence of `nominal` is due, as the wall clock is set now.
     pub(super) fn explains(&self, nominal: Time, due: Time, setting: Setting<'_>) -> bool {
-        let nominal = self.steady(nominal, setting.calendar);
+        let nominal = self.steady(nominal, setting.wall_clock);
         (nominal - self.jitter..=nominal + self.jitter).contains(&due)
     }
 
@@ -136,7 +143,7 @@ impl Schedule {
     pub(super) fn was_next(&self, nominal: Time, setting: Setting<'_>) -> bool {
         let before = nominal - MILLISECOND;
         matches!(self.rhythm, Rhythm::Cron(_))
-            && setting.calendar.earlier().any(|(begin, end)| {
+            && setting.wall_clock.earlier().any(|(begin, end)| {
                 // The last of them may have run just before the clock was set, and that is known to within this.
                 let last = before.min(end + MAX_SKEW);
                 begin <= last && self.after(nominal, last, setting.phase) == Some(nominal)
@@ -163,7 +170,7 @@ impl Schedule {
     /// set across them.
     fn misfires(&self, last_start: Time, done: Time, setting: Setting<'_>) -> Vec<(Time, Time)> {
         let (phase, mut ran) = (setting.phase, Vec::<(Time, Time)>::new());
-        for leap in setting.calendar.leaps().filter(|leap| leap.at <= last_start) {
+        for leap in setting.wall_clock.leaps().filter(|leap| leap.at <= last_start) {
             let seen = self.seen(setting, leap.at);
             let mut first = self.unseen(leap.from, leap.from - MILLISECOND, phase, seen);
             while let Some((_, last)) = ran.iter().find(|(from, to)| first.is_some_and(|it| *from <= it && it <= *to)) {
@@ -208,8 +215,8 @@ mod tests {
         Duration::from_secs(n * 60)
     }
 
-    fn calendar(set: &[(i64, i64)]) -> Calendar {
-        set.iter().fold(Calendar::default(), |calendar, (now, ahead)| calendar.set(at(*now), ahead * MINUTE))
+    fn wall_clock(set: &[(i64, i64)]) -> WallClock {
+        set.iter().fold(WallClock::default(), |wall_clock, (now, ahead)| wall_clock.set(at(*now), ahead * MINUTE))
     }
 
     fn by(rhythm: Rhythm, policy: Catch, window: Option<u64>) -> Schedule {
@@ -235,8 +242,8 @@ mod tests {
         Asleep { nominal: at(nominal), due: at(due), last_start: at(0), last_finish: at(0) }
     }
 
-    fn ask(schedule: &Schedule, asleep: Asleep, now: i64, calendar: &Calendar) -> Moved {
-        let setting = Setting { phase: 0.0, balance: &Balance::default(), dice: &Entropy::seeded(1), calendar };
+    fn ask(schedule: &Schedule, asleep: Asleep, now: i64, wall_clock: &WallClock) -> Moved {
+        let setting = Setting { phase: 0.0, balance: &Balance::default(), dice: &Entropy::seeded(1), wall_clock };
         schedule.set(asleep, at(now), (minutes(2), 0.5), setting)
     }
 
@@ -245,16 +252,16 @@ mod tests {
         use Catch::{All, Coalesce, Skip};
         let to = |nominal, due| Moved::To { nominal: at(nominal), due: at(due) };
         let day = 24 * 60;
-        let (back, forward) = (calendar(&[(30, -60)]), calendar(&[(30, 60)]));
-        let (day_ahead, there_and_back) = (calendar(&[(30, day)]), calendar(&[(30, day), (50, 0)]));
-        let (right_again, three_and_back) = (calendar(&[(30, 60), (60, 0)]), calendar(&[(30, 180), (100, 0)]));
+        let (back, forward) = (wall_clock(&[(30, -60)]), wall_clock(&[(30, 60)]));
+        let (day_ahead, there_and_back) = (wall_clock(&[(30, day)]), wall_clock(&[(30, day), (50, 0)]));
+        let (right_again, three_and_back) = (wall_clock(&[(30, 60), (60, 0)]), wall_clock(&[(30, 180), (100, 0)]));
         let of = |policy, window| by(cron("@hourly"), policy, window);
         let started = |minute| Asleep { last_start: at(minute), ..asleep(60 + day, 60) };
         let never = Asleep { last_start: Time::default(), last_finish: Time::default(), ..asleep(60 + day, 60) };
         let once = |minute| by(Rhythm::At(at(minute)), Coalesce, None);
         let every = Rhythm::Every { interval: minutes(60), from: From::Nominal };
         let table = [
-            ("never set", hourly(), asleep(60, 60), 30, Calendar::default(), Moved::Fits),
+            ("never set", hourly(), asleep(60, 60), 30, WallClock::default(), Moved::Fits),
             ("set back: the same wall time, an hour later", hourly(), asleep(60, 60), 31, back.clone(), to(60, 120)),
             ("set back, and moved", hourly(), asleep(60, 120), 31, back.clone(), Moved::Fits),
             ("set forward, not across it", hourly(), asleep(120, 120), 31, forward.clone(), to(120, 60)),
@@ -313,10 +320,10 @@ mod tests {
             ("once, and come", once(20), asleep(20, 40), 31, back.clone(), Moved::Fits),
             ("an interval", by(every, Coalesce, None), asleep(60, 60), 31, forward, Moved::Fits),
         ];
-        for (label, schedule, asleep, now, calendar, expected) in table {
-            assert_eq!(ask(&schedule, asleep, now, &calendar), expected, "{label}");
+        for (label, schedule, asleep, now, wall_clock, expected) in table {
+            assert_eq!(ask(&schedule, asleep, now, &wall_clock), expected, "{label}");
             if let Moved::To { nominal, due } = expected {
-                let again = ask(&schedule, Asleep { nominal, due, ..asleep }, now, &calendar);
+                let again = ask(&schedule, Asleep { nominal, due, ..asleep }, now, &wall_clock);
                 assert_eq!(again, Moved::Fits, "{label}, again");
             }
         }
@@ -328,7 +335,7 @@ mod tests {
         let every = |from| by(Rhythm::Every { interval: minutes(60), from }, Catch::Coalesce, None);
         let jittered = || Schedule { jitter: minutes(10), ..every(From::Finish) };
         let never = |due| Asleep { last_start: Time::default(), last_finish: Time::default(), ..asleep(due, due) };
-        let (back, set) = (calendar(&[(30, -60)]), Calendar::default);
+        let (back, set) = (wall_clock(&[(30, -60)]), WallClock::default);
         let (fresh, begun) = (false, true);
         // Whether a run of the tick has begun, and when it was meant if it has overslept.
         let table = [
@@ -344,9 +351,9 @@ mod tests {
             ("on a grid", every(From::Nominal), asleep(31 * day, 31 * day), fresh, set(), Some(60)),
             ("an operator's wish", every(From::Finish), never(365 * day), fresh, set(), None),
             ("further than he may wish", every(From::Finish), never(3_700 * day), fresh, set(), Some(31)),
-            ("the calendar", hourly(), asleep(60, 60), fresh, set(), None),
-            ("the calendar, put off since", hourly(), asleep(0, day), begun, set(), None),
-            ("the calendar, and nobody has put it off", hourly(), asleep(0, day), fresh, set(), Some(0)),
+            ("the wall clock", hourly(), asleep(60, 60), fresh, set(), None),
+            ("the wall clock, put off since", hourly(), asleep(0, day), begun, set(), None),
+            ("the wall clock, and nobody has put it off", hourly(), asleep(0, day), fresh, set(), Some(0)),
             ("a misfire over which the clock was set", hourly(), asleep(0, 33), fresh, set(), None),
             ("by a clock that shows another time", hourly(), asleep(60, 120), fresh, set(), Some(60)),
             ("and by the one that shows that", hourly(), asleep(60, 120), fresh, back, None),
@@ -360,8 +367,8 @@ mod tests {
                 Some(501_120),
             ),
         ];
-        for (label, schedule, asleep, begun, calendar, meant) in table {
-            let found = schedule.overslept(asleep, begun, at(31), 0.0, &calendar);
+        for (label, schedule, asleep, begun, wall_clock, meant) in table {
+            let found = schedule.overslept(asleep, begun, at(31), 0.0, &wall_clock);
             assert_eq!(found, meant.map(at), "{label}");
         }
     }
@@ -371,10 +378,10 @@ mod tests {
         use Catch::{All, Coalesce, Skip};
         let day = 24 * 60;
         let of = |policy| by(cron("@hourly"), policy, None);
-        let (back, forward) = (calendar(&[(30, -60)]), calendar(&[(30, 60)]));
+        let (back, forward) = (wall_clock(&[(30, -60)]), wall_clock(&[(30, 60)]));
         // Nominal by the wall clock, started, finished → nominal, due, overlapped, misfired.
         let table = [
-            ("nothing was set", of(Coalesce), Calendar::default(), (0, 0, 1), (60, 60, 0, 0)),
+            ("nothing was set", of(Coalesce), WallClock::default(), (0, 0, 1), (60, 60, 0, 0)),
             ("set back before", of(Coalesce), back.clone(), (60, 120, 121), (120, 180, 0, 0)),
             (
                 "set back before it: what was shown does not come again",
@@ -391,36 +398,40 @@ mod tests {
             (
                 "there and back: what comes really comes",
                 of(Coalesce),
-                calendar(&[(30, day), (80, 0)]),
+                wall_clock(&[(30, day), (80, 0)]),
                 (day + 60, 60, 81),
                 (120, 120, 0, 0),
             ),
             (
                 "a misfire that is gone on with after it was set back",
                 of(Coalesce),
-                calendar(&[(30, day), (50, 0)]),
+                wall_clock(&[(30, day), (50, 0)]),
                 (60, 31, 51),
                 (120, 120, 0, 23),
             ),
             (
                 "a backlog over a clock that was set back",
                 of(All),
-                calendar(&[(150, -60)]),
+                wall_clock(&[(150, -60)]),
                 (0, 160, 161),
                 (60, 161, 0, 0),
             ),
             (
                 "there and back, just before it ran by the wrong time",
                 of(Coalesce),
-                calendar(&[(30, day), (59, 0)]),
+                wall_clock(&[(30, day), (59, 0)]),
                 (day + 60, 60, 61),
                 (120, 120, 0, 0),
             ),
             ("somebody's own time", of(Coalesce), back, (61, 61, 62), (60, 120, 0, 0)),
         ];
-        for (label, schedule, calendar, (nominal, started, finished), expected) in table {
-            let setting =
-                Setting { phase: 0.0, balance: &Balance::default(), dice: &Entropy::seeded(1), calendar: &calendar };
+        for (label, schedule, wall_clock, (nominal, started, finished), expected) in table {
+            let setting = Setting {
+                phase: 0.0,
+                balance: &Balance::default(),
+                dice: &Entropy::seeded(1),
+                wall_clock: &wall_clock,
+            };
             let ran = Ran { nominal: at(nominal), started: at(started), finished: at(finished) };
             let next = schedule.next(ran, setting).unwrap();
             let minute = |time: Time| (time.as_millis() - at(0).as_millis()) / MINUTE;
@@ -438,10 +449,10 @@ mod tests {
             all in any::<bool>(),
         ) {
             let schedule = by(cron("*/7 * * * *"), if all { Catch::All } else { Catch::Coalesce }, None);
-            let mut calendar = Calendar::default();
+            let mut wall_clock = WallClock::default();
             let (balance, dice) = (Balance::default(), Entropy::seeded(1));
             let mut now = at(0);
-            let first = schedule.first(now, Duration::ZERO, Setting { phase: 0.0, balance: &balance, dice: &dice, calendar: &calendar }).unwrap();
+            let first = schedule.first(now, Duration::ZERO, Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &wall_clock }).unwrap();
             let (mut chain, mut runs) = (Asleep { nominal: first.nominal, due: first.due, last_start: Time::default(), last_finish: Time::default() }, BTreeMap::<Time, u32>::new());
             let begin = now;
             let ends: Vec<Time> = set.iter().scan(now, |at, (gone, _)| { *at = *at + minutes(*gone); Some(*at) }).collect();
@@ -450,15 +461,15 @@ mod tests {
                 let until = ends.get(n).copied().unwrap_or(end);
                 while chain.due < until {
                     now = chain.due;
-                    let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, calendar: &calendar };
+                    let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &wall_clock };
                     *runs.entry(chain.nominal).or_default() += 1;
                     let next = schedule.next(Ran { nominal: chain.nominal, started: now, finished: now }, setting).unwrap();
                     chain = Asleep { nominal: next.nominal, due: next.due, last_start: now, last_finish: now };
                 }
                 now = until;
                 if let Some((_, ahead)) = set.get(n) {
-                    calendar = calendar.set(now, ahead * MINUTE);
-                    let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, calendar: &calendar };
+                    wall_clock = wall_clock.set(now, ahead * MINUTE);
+                    let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &wall_clock };
                     if let Moved::To { nominal, due } = schedule.set(chain, now, (Duration::ZERO, 0.0), setting) {
                         prop_assert!(due >= now);
                         chain = Asleep { nominal, due, ..chain };
@@ -470,14 +481,14 @@ mod tests {
             let mut minute = begin + minutes(1);
             let mut shown = std::collections::BTreeSet::new();
             while minute < end {
-                let wall = calendar.showed(minute);
+                let wall = wall_clock.showed(minute);
                 shown.insert(wall);
                 minute = minute + minutes(1);
             }
             let grid = |wall: &Time| schedule.is_occurrence(*wall, 0.0);
             for wall in shown.iter().filter(|wall| grid(wall) && **wall > begin) {
                 // What it shows in the very moment after it was set forward counts as one with what it was set across.
-                let leapt = calendar.leaps().any(|leap| leap.is_across(*wall) || leap.to == *wall);
+                let leapt = wall_clock.leaps().any(|leap| leap.is_across(*wall) || leap.to == *wall);
                 prop_assert!(leapt || runs.contains_key(wall), "{wall} was shown and has not run: {runs:?}");
             }
         }

@@ -19,7 +19,12 @@ fn ran(nominal: i64, started: i64, finished: i64) -> Ran {
 fn next(schedule: &Schedule, ran: Ran) -> Option<Occurrence> {
     schedule.next(
         ran,
-        Setting { phase: 0.0, balance: &Balance::default(), dice: &Entropy::seeded(1), calendar: &Calendar::default() },
+        Setting {
+            phase: 0.0,
+            balance: &Balance::default(),
+            dice: &Entropy::seeded(1),
+            wall_clock: &WallClock::default(),
+        },
     )
 }
 
@@ -85,8 +90,12 @@ fn a_table_of_what_follows() {
 #[test]
 fn what_comes_once_has_no_next() {
     let once = Schedule { rhythm: Rhythm::At(at(100)), ..every(1, From::Finish) };
-    let setting =
-        Setting { phase: 0.0, balance: &Balance::default(), dice: &Entropy::seeded(1), calendar: &Calendar::default() };
+    let setting = Setting {
+        phase: 0.0,
+        balance: &Balance::default(),
+        dice: &Entropy::seeded(1),
+        wall_clock: &WallClock::default(),
+    };
     assert_eq!(once.first(at(5), s(3), setting).map(|first| first.due), Some(at(100)));
     assert_eq!(next(&once, ran(100, 101, 102)), None);
     assert_eq!(next(&once, ran(100, 50, 60)), None, "also when it was brought forward");
@@ -123,7 +132,7 @@ fn a_fixed_delay_with_jitter_takes_one_rung_within_its_window_and_the_mean_holds
         let schedule = Schedule::fixed_delay(s(interval), s(jitter));
         let ladder = Ladder::new(rungs_of_interval(s(interval), s(jitter)));
         let (balance, dice) = (Balance::default(), Entropy::seeded(42));
-        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, calendar: &Calendar::default() };
+        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &WallClock::default() };
         let mut now = at(1_000_000);
         let mut sum = Duration::ZERO;
         for _ in 0..2_000 {
@@ -145,7 +154,7 @@ fn a_fixed_delay_with_jitter_takes_one_rung_within_its_window_and_the_mean_holds
 fn jitter_on_a_grid_is_symmetric_and_never_adds_up() {
     let schedule = Schedule { jitter: s(15), ..every(60, From::Nominal) };
     let (balance, dice) = (Balance::default(), Entropy::seeded(3));
-    let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, calendar: &Calendar::default() };
+    let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &WallClock::default() };
     let (mut tick, mut sum) = (ran(0, 0, 1), 0);
     for n in 1..=1_000 {
         let next = schedule.next(tick, setting).unwrap();
@@ -164,7 +173,10 @@ fn jitter_never_passes_the_next_nominal_time() {
     let (balance, dice) = (Balance::default(), Entropy::seeded(3));
     for _ in 0..100 {
         let next = wide
-            .next(ran(0, 0, 1), Setting { phase: 0.0, balance: &balance, dice: &dice, calendar: &Calendar::default() })
+            .next(
+                ran(0, 0, 1),
+                Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &WallClock::default() },
+            )
             .unwrap();
         assert!(next.due < at(120) && next.due >= at(1), "{}", next.due);
     }
@@ -176,8 +188,12 @@ fn spread_phases_are_stable_even_and_one_for_each_interval() {
         let balance = Balance::default();
         let first = |n: i64| {
             let phase = phase("k", &n.to_string());
-            let setting =
-                Setting { phase, balance: &balance, dice: &Entropy::seeded(n as u64), calendar: &Calendar::default() };
+            let setting = Setting {
+                phase,
+                balance: &balance,
+                dice: &Entropy::seeded(n as u64),
+                wall_clock: &WallClock::default(),
+            };
             schedule.first(at(now), s(0), setting).unwrap().nominal.as_millis()
         };
         (0..1_000).map(first).collect()
@@ -196,8 +212,12 @@ fn spread_phases_are_stable_even_and_one_for_each_interval() {
         // And the grid goes on from there.
         let phase = phase("k", "0");
         let nominal = Time::from_millis(firsts[0]);
-        let setting =
-            Setting { phase, balance: &Balance::default(), dice: &Entropy::seeded(1), calendar: &Calendar::default() };
+        let setting = Setting {
+            phase,
+            balance: &Balance::default(),
+            dice: &Entropy::seeded(1),
+            wall_clock: &WallClock::default(),
+        };
         let tick = Ran { nominal, started: nominal, finished: nominal + s(1) };
         assert_eq!(schedule.next(tick, setting).unwrap().nominal, nominal + s(3_600), "{schedule}");
     }
@@ -210,8 +230,12 @@ fn a_run_is_cancelled_when_the_next_occurrence_comes() {
         (overlapping(Overlap::CancelOther, From::Start), Some(at(65))),
         (overlapping(Overlap::Skip, From::Nominal), None),
     ];
-    let setting =
-        Setting { phase: 0.0, balance: &Balance::default(), dice: &Entropy::seeded(1), calendar: &Calendar::default() };
+    let setting = Setting {
+        phase: 0.0,
+        balance: &Balance::default(),
+        dice: &Entropy::seeded(1),
+        wall_clock: &WallClock::default(),
+    };
     for (schedule, expected) in table {
         assert_eq!(schedule.cancelled_at(at(0), at(5), setting), expected, "{schedule} {:?}", schedule.overlap);
     }
@@ -253,7 +277,7 @@ proptest! {
         runs in prop::collection::vec((0_u64..20_000, 0_u64..20_000), 1..20),
     ) {
         let (balance, dice) = (Balance::default(), Entropy::seeded(5));
-        let setting = Setting { phase, balance: &balance, dice: &dice, calendar: &Calendar::default() };
+        let setting = Setting { phase, balance: &balance, dice: &dice, wall_clock: &WallClock::default() };
         let begin = at(1_774_656_000);
         let mut tick = schedule.first(begin, Duration::ZERO, setting).unwrap();
         let (first, mut counted, mut runs_so_far) = (tick.nominal, 0, 1);
@@ -269,7 +293,7 @@ proptest! {
             runs_so_far += 1;
             tick = next;
         }
-        // A grid that moves with each start has no total to compare with, and that of a calendar is
+        // A grid that moves with each start has no total to compare with, and that of a wall clock is
         // counted elsewhere.
         if let Rhythm::Every { interval, from: From::Nominal } = schedule.rhythm {
             let all = tick.nominal.since(first).as_millis() / interval.as_millis() + 1;

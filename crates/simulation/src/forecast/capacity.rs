@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use roundelay_config::KindSettings;
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::outcome::Backoff;
 use roundelay_model::pacing::ThrottleScope;
 use roundelay_model::schedule::{From, Rhythm};
+use roundelay_model::wall_clock::WallClock;
 
 use super::Plan;
 use super::model::Model;
@@ -21,7 +21,7 @@ use super::words::{grouped, list, rates, spoken, spoken_seconds};
 
 /// Beyond this much of what is possible a configuration cannot keep up.
 const FULL: f64 = 1.0001;
-/// Occurrences of the calendar whose distances are averaged.
+/// Occurrences of the wall clock whose distances are averaged.
 const OCCURRENCES: u32 = 500;
 
 /// The chains of a kind on one queue.
@@ -39,10 +39,10 @@ struct Load {
 }
 
 /// How often a chain of this kind is to run from `begin` on, if its schedule says so; on average,
-/// where that is the calendar.
+/// where that is the wall clock.
 pub(super) fn interval(kind: &KindSettings, begin: Time) -> Option<Duration> {
     let Rhythm::Cron(cron) = &kind.recurrence.as_ref()?.schedule.rhythm else {
-        return kind.recurrence.as_ref()?.schedule.interval(begin, &Calendar::default());
+        return kind.recurrence.as_ref()?.schedule.interval(begin, &WallClock::default());
     };
     let first = cron.after(begin)?;
     let last = (0..OCCURRENCES).try_fold(first, |at, _| cron.after(at))?;
@@ -71,7 +71,7 @@ fn mean(kind: &KindSettings, begin: Time) -> Duration {
     let limit = kind
         .recurrence
         .as_ref()
-        .and_then(|recurrence| recurrence.time_box(&recurrence.schedule, begin, &Calendar::default()));
+        .and_then(|recurrence| recurrence.time_box(&recurrence.schedule, begin, &WallClock::default()));
     Model::new(&kind.model).mean(limit.map_or(kind.timeout, |(limit, _)| limit))
 }
 

@@ -65,8 +65,8 @@ pub fn run(plan: Plan, progress: impl Fn(Duration) -> bool) -> Result<Report, St
 
 async fn play(mut plan: Plan, progress: impl Fn(Duration) -> bool) -> Result<Report, StartError> {
     let before = capacity::warnings(&plan);
-    // An occurrence exactly at the beginning is part of it, and the calendar's next is always after
-    // now: so chains that follow the calendar begin a moment before.
+    // An occurrence exactly at the beginning is part of it, and the wall clock's next is always after
+    // now: so chains that follow the wall clock begin a moment before.
     let begun = Instant::now() + MOMENT;
     let (clock, dice) = (Clock::starting_at(plan.from - MOMENT), Entropy::seeded(plan.seed));
     let span = Span { from: plan.from, end: plan.from + plan.length };

@@ -472,7 +472,7 @@ impl World {
                     let once = once(&ledger, &job).await;
                     let mut run = observer.started(&process, &job, once, lenient, ledger.now());
                     if job.attempt >= attempts {
-                        let now = ledger.calendar().wall(ledger.now());
+                        let now = ledger.wall_clock().wall(ledger.now());
                         run.is_last(&job, &process, job.deadline.since(now));
                     }
                     if !has_its_own_payload(&job) {

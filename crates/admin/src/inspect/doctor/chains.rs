@@ -18,11 +18,11 @@ use roundelay_ledger::access::Token;
 use roundelay_ledger::{
     Census, ChainFilter, ChainState, Condition, LAST, LateChain, Ledger, LedgerError, ListFilter, SeenWorker,
 };
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrders, Subject, host};
 use roundelay_model::pacing::orders::Orders;
 use roundelay_model::topology::Names;
+use roundelay_model::wall_clock::WallClock;
 
 use super::machine::files_of;
 use crate::inspect::broker::BrokerStatus;
@@ -66,7 +66,7 @@ pub struct ChainFacts {
     /// Throttles that let nothing start, and why.
     pub throttled: BTreeMap<String, String>,
     /// The relation of the wall clock to the ledger's time.
-    pub calendar: Arc<Calendar>,
+    pub wall_clock: Arc<WallClock>,
     /// The settings that the workers have agreed on.
     pub agreed: Option<String>,
     /// The tokens of the API.
@@ -98,7 +98,7 @@ async fn ask(config: &Config, ledger: &dyn Ledger) -> Result<ChainFacts, LedgerE
     let (census, overslept) = overslept::census(ledger, config.catch_up.slack, &schedules(config), &holds).await?;
     Ok(ChainFacts {
         now,
-        calendar: ledger.calendar(),
+        wall_clock: ledger.wall_clock(),
         census,
         overslept,
         late: ledger.late(now - config.catch_up.slack, holds.queues(), LATE).await?,
@@ -340,7 +340,7 @@ fn overdue(chains: &ChainFacts, config: &Config, asked: &BrokerStatus) -> Vec<Fi
     let slept = |Overslept { chain, .. }: &Overslept| {
         let hint = &chain.hint;
         let begun = chain.started_tick >= hint.tick || hint.attempt > 1;
-        format!("{} {}: {}", hint.kind, hint.key, stuck::overslept(hint.due, begun, &chains.calendar))
+        format!("{} {}: {}", hint.kind, hint.key, stuck::overslept(hint.due, begun, &chains.wall_clock))
     };
     // Two examples, after the number of chains.
     let told = |state| {
@@ -434,7 +434,7 @@ fn held(chains: &ChainFacts) -> Vec<Finding> {
     for queue in chains.census.queues.iter().filter(|queue| queue.held > 0) {
         let Some(hold) = chains.holds.get(&queue.queue) else { continue };
         let waits = if queue.held == 1 { "one chain waits".into() } else { format!("{} chains wait", queue.held) };
-        let seen = format!("{waits}: {}", hold.words(&chains.calendar));
+        let seen = format!("{waits}: {}", hold.words(&chains.wall_clock));
         all.push(Finding::good(Area::Chains, format!("held on {}", queue.queue), seen));
     }
     let mut say = |what: String, at: Time, by: &str, why: &str, follows: &str, fix: String| {
@@ -546,7 +546,7 @@ mod tests {
     fn healthy() -> ChainFacts {
         let queue = QueueCensus { queue: "work".into(), sleeping: 3, ..QueueCensus::default() };
         ChainFacts {
-            calendar: Arc::default(),
+            wall_clock: Arc::default(),
             now: NOW,
             census: Census { queues: vec![queue], ..Census::default() },
             kinds: vec![("roundelay.history".into(), "attempts".into()), ("sync".into(), "a".into())],

@@ -6,8 +6,8 @@
 
 use std::time::Duration;
 
-use roundelay_model::calendar::{Calendar, set_words};
 use roundelay_model::clock::Time;
+use roundelay_model::wall_clock::{WallClock, set_words};
 
 use super::ledger::LedgerFacts;
 use super::machine::Synchronised;
@@ -45,12 +45,12 @@ fn words(ahead: i64) -> String {
 }
 
 /// Whether the wall clock was set recently, by how much, and when.
-fn of_sets(now: Time, calendar: &Calendar) -> Finding {
+fn of_sets(now: Time, wall_clock: &WallClock) -> Finding {
     let what = "settings of the wall clock";
-    let Some((since, by, ahead)) = calendar.sets().next_back() else {
+    let Some((since, by, ahead)) = wall_clock.sets().next_back() else {
         return Finding::good(Area::Clock, what, "it has not been set since the ledger is there");
     };
-    let often = match calendar.sets().count() {
+    let often = match wall_clock.sets().count() {
         1 => "once".into(),
         count => format!("{count} times"),
     };
@@ -61,7 +61,7 @@ fn of_sets(now: Time, calendar: &Calendar) -> Finding {
     };
     let words = set_words(by);
     let seen =
-        format!("{words} at {}, has been set {often} as far as is remembered, and {stands}", calendar.wall(since));
+        format!("{words} at {}, has been set {often} as far as is remembered, and {stands}", wall_clock.wall(since));
     match now.since(since) < LATELY && by.abs() >= APART {
         true => Finding::warning(
             Area::Clock,
@@ -137,7 +137,7 @@ pub(super) fn diagnose(facts: &Facts) -> Vec<Finding> {
         });
     }
     if let Ok(chains) = &facts.chains {
-        all.push(of_sets(chains.now, &chains.calendar));
+        all.push(of_sets(chains.now, &chains.wall_clock));
     }
     let told = facts.broker.as_ref().map(|broker| broker.told.as_ref());
     if let Some(Some(Ok(Ok(told)))) = told
@@ -211,20 +211,20 @@ mod tests {
     fn a_table_of_settings_of_the_wall_clock() {
         let day = 24 * 3_600_000;
         let set =
-            |sets: &[(i64, i64)]| sets.iter().fold(Calendar::default(), |all, (at_, ahead)| all.set(at(*at_), *ahead));
+            |sets: &[(i64, i64)]| sets.iter().fold(WallClock::default(), |all, (at_, ahead)| all.set(at(*at_), *ahead));
         let table = [
-            (Calendar::default(), Grade::Good, "has not been set"),
+            (WallClock::default(), Grade::Good, "has not been set"),
             (set(&[(5_000, -7_200_000)]), Grade::Warning, "set back by 2h"),
             (set(&[(5_000, -7_200_000)]), Grade::Warning, "2h behind the ledger's steady time"),
             (set(&[(5_000, 7_200_000), (6_000, 0)]), Grade::Warning, "set 2 times as far as is remembered, and shows"),
             (set(&[(5_000, 1_500)]), Grade::Good, "forward by 1s 500ms"),
         ];
-        for (calendar, grade, words) in table {
-            let finding = of_sets(at(10_000), &calendar);
+        for (wall_clock, grade, words) in table {
+            let finding = of_sets(at(10_000), &wall_clock);
             assert_eq!(finding.result, grade, "{words}");
             assert!(finding.seen.contains(words), "{words}: {}", finding.seen);
             have_fixes(&[finding]);
-            assert_eq!(of_sets(at(10_000 + day), &calendar).result, Grade::Good, "{words}, long ago");
+            assert_eq!(of_sets(at(10_000 + day), &wall_clock).result, Grade::Good, "{words}, long ago");
         }
     }
 }

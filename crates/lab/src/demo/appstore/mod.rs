@@ -40,7 +40,7 @@ const DOWN_FROM: f64 = 0.5;
 const DOWN_TO: f64 = 0.7;
 /// When a user asks for a sync, as shares of the demo.
 const WISHES: [f64; 4] = [0.2, 0.3, 0.4, 0.8];
-/// The calendar begins at midnight, when the chains begin.
+/// The wall clock begins at midnight, when the chains begin.
 const SHOWN: &str = "2026-01-05T00:00:00Z";
 
 /// The stores and the record of the demo.
@@ -201,7 +201,7 @@ impl System for Appstore {
     }
 
     fn prepare(&mut self, config: &mut Config, connections: &Connections) -> Result<(), String> {
-        config.pace_calendar(Pace { origin: connections.clock.now(), shown: at_time(SHOWN)?, speed: self.days });
+        config.pace_wall_clock(Pace { origin: connections.clock.now(), shown: at_time(SHOWN)?, speed: self.days });
         let file = |name: &str| self.files().iter().find(|(file, _)| *file == name).map_or("", |(_, text)| text);
         let (listed, apps) = (file("charts.csv"), file("apps.csv"));
         let charts = rows(Format::Csv, listed.as_bytes())?.flatten().map(|(_, row)| {

@@ -28,7 +28,7 @@ use judge::{Entry, Manual, NIGHT, Night, Record, judge, judge_calls};
 const SHOWN: &str = "2026-01-05T22:58:00Z";
 /// The shortest timeout of a run: a call takes real time, however fast the wall clock runs.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// The calendar starts when chains have begun. This time is enough for them, if the machine is not too busy.
+/// The wall clock starts when chains have begun. This time is enough for them, if the machine is not too busy.
 const LEAD: Duration = Duration::from_secs(3);
 /// How long after the night's end the last runs may still come.
 const SETTLE: Duration = Duration::from_secs(10);
@@ -137,7 +137,7 @@ impl System for Trading {
 
     fn prepare(&mut self, config: &mut Config, connections: &Connections) -> Result<(), String> {
         let pace = Pace { origin: connections.clock.now() + LEAD, shown: at_time(SHOWN)?, speed: self.speed };
-        config.pace_calendar(pace);
+        config.pace_wall_clock(pace);
         self.pace = Some(pace);
         self.exchanges = Some(Exchanges::new(connections, self.most));
         Ok(())
@@ -185,7 +185,7 @@ mod tests {
 
     /// A night in half a minute: 500 times as fast, and no run has less than two seconds.
     #[test]
-    fn the_table_keeps_its_calendar_and_its_cooldowns_shrink() {
+    fn the_table_keeps_its_hours_and_its_cooldowns_shrink() {
         let trading = Trading::new(Duration::from_secs(30));
         assert_eq!(trading.speed.get(), 500);
         let text = trading.configuration(trading.files()[0].1).unwrap();

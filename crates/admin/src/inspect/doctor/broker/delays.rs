@@ -1,8 +1,8 @@
 //! How messages sleep: on their own queues, or on rungs (pure).
 
 use roundelay_broker::Delays;
-use roundelay_model::calendar::Calendar;
 use roundelay_model::clock::Time;
+use roundelay_model::wall_clock::WallClock;
 
 use crate::inspect::delays::Known;
 use crate::inspect::doctor::finding::{Area, Finding, span};
@@ -11,7 +11,7 @@ use crate::inspect::doctor::finding::{Area, Finding, span};
 const APART: i64 = 5_000;
 
 /// What follows from the setting, and from what workers have found. Nothing while they have found nothing.
-pub(super) fn delays(setting: Delays, known: &Known, calendar: &Calendar) -> Option<Finding> {
+pub(super) fn delays(setting: Delays, known: &Known, wall_clock: &WallClock) -> Option<Finding> {
     const WHAT: &str = "delays";
     let hot = match known.hot_rungs.len() {
         0 => String::new(),
@@ -25,7 +25,7 @@ pub(super) fn delays(setting: Delays, known: &Known, calendar: &Calendar) -> Opt
     if found.early {
         let seen = format!(
             "a message came before its time at {}: all messages sleep on rungs since then",
-            calendar.wall(Time::from_millis(found.at))
+            wall_clock.wall(Time::from_millis(found.at))
         );
         return Some(Finding::warning(
             Area::Broker,
@@ -51,7 +51,7 @@ pub(super) fn delays(setting: Delays, known: &Known, calendar: &Calendar) -> Opt
         };
     }
     // The wall clock may have been set since the ledger's time began, and the broker's is only to agree with that.
-    let ahead = found.ahead.saturating_sub(calendar.ahead());
+    let ahead = found.ahead.saturating_sub(wall_clock.ahead());
     let stands = match ahead {
         0 => "shows the ledger's time".to_owned(),
         1.. => format!("is {} ahead of the ledger's", span(ahead)),
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn a_table_of_what_workers_have_found() {
         let found = |native, ahead, early| Some(Found { native, ahead, at: 1_700_000_000_000, early });
-        let (even, set) = (Calendar::default(), Calendar::default().set(Time::from_millis(1_000), 3_600_000));
+        let (even, set) = (WallClock::default(), WallClock::default().set(Time::from_millis(1_000), 3_600_000));
         let table = [
             (Delays::Auto, None, &even, None),
             (Delays::Native, None, &even, None),
@@ -105,8 +105,8 @@ mod tests {
             (Delays::Auto, found(false, 0, true), &even, Some((Grade::Warning, "at 2023-11-14T22:13:20"))),
             (Delays::Native, found(false, 0, true), &even, Some((Grade::Warning, "sleep on rungs since then"))),
         ];
-        for (setting, found, calendar, expected) in table {
-            let finding = delays(setting, &Known { found, hot_rungs: HotRungs::default() }, calendar);
+        for (setting, found, wall_clock, expected) in table {
+            let finding = delays(setting, &Known { found, hot_rungs: HotRungs::default() }, wall_clock);
             assert_eq!(finding.as_ref().map(|of| of.result), expected.map(|(grade, _)| grade), "{setting:?} {found:?}");
             if let (Some(finding), Some((_, words))) = (&finding, expected) {
                 assert!(finding.seen.contains(words), "{words}: {}", finding.seen);
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn hot_rungs_are_counted() {
         let hot_rungs = HotRungs::default().with(Duration::from_secs(60)).unwrap();
-        let finding = delays(Delays::Ladder, &Known { found: None, hot_rungs }, &Calendar::default()).unwrap();
+        let finding = delays(Delays::Ladder, &Known { found: None, hot_rungs }, &WallClock::default()).unwrap();
         assert_eq!(finding.seen, "on rungs, as broker.delays says; 8 more take the load of 1 hot ones");
     }
 }

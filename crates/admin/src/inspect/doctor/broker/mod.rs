@@ -65,8 +65,8 @@ pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
     let is_in = matches!(broker.reached, Ok(Reached::In(_)));
     all.extend(management(broker.told.as_ref(), place, topology, &needs));
     all.extend(declared(&broker.differences, is_in, topology));
-    let calendar = facts.chains.as_ref().map(|chains| chains.calendar.clone()).unwrap_or_default();
-    all.extend(delays(config.broker.delays, &broker.known, &calendar));
+    let wall_clock = facts.chains.as_ref().map(|chains| chains.wall_clock.clone()).unwrap_or_default();
+    all.extend(delays(config.broker.delays, &broker.known, &wall_clock));
     all.extend(leftovers(&broker.asked, is_in, &topology.names));
     all
 }

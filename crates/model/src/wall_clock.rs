@@ -1,7 +1,7 @@
 //! How the wall clock stands to the ledger's time (pure).
 //!
 //! The ledger's time is steady: it goes on as time does, whatever the wall clock is set to. Intervals, backoffs,
-//! leases and throttles need nothing else. The calendar does: a cron expression means what the wall clock shows.
+//! leases and throttles need nothing else. The wall clock does: a cron expression means what the wall clock shows.
 //! So the ledger remembers when the wall clock was set, and how far ahead of its own time it has been since.
 
 use std::fmt;
@@ -81,11 +81,11 @@ const EVER: Stretch = Stretch { since: Time::from_millis(i64::MIN), ahead: 0 };
 
 /// What is remembered of the wall clock, oldest first. An empty one has shown the ledger's time ever since.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Calendar {
+pub struct WallClock {
     stretches: Vec<Stretch>,
 }
 
-impl Calendar {
+impl WallClock {
     /// Of stretches in their order, as a ledger remembers them. As long as none is forgotten, the wall clock showed the
     /// ledger's time before the first.
     pub fn new(mut stretches: Vec<Stretch>) -> Self {
@@ -213,13 +213,13 @@ pub struct At(Time);
 
 impl At {
     /// What the wall clock shows at `time` of the ledger, as it is set now.
-    pub fn of(time: Time, calendar: &Calendar) -> Self {
-        Self(calendar.wall(time))
+    pub fn of(time: Time, wall_clock: &WallClock) -> Self {
+        Self(wall_clock.wall(time))
     }
 
     /// The same of a time that may never have come, which the ledger has as zero.
-    pub fn known(time: Time, calendar: &Calendar) -> Option<Self> {
-        (time != Time::default()).then(|| Self::of(time, calendar))
+    pub fn known(time: Time, wall_clock: &WallClock) -> Option<Self> {
+        (time != Time::default()).then(|| Self::of(time, wall_clock))
     }
 
     /// What is a time of the wall clock already.
@@ -249,18 +249,18 @@ mod tests {
     }
 
     /// A wall clock that is so many minutes ahead from each of these minutes on.
-    fn calendar(set: &[(i64, i64)]) -> Calendar {
-        set.iter().fold(Calendar::default(), |calendar, (now, ahead)| calendar.set(at(*now), ahead * 60_000))
+    fn wall_clock(set: &[(i64, i64)]) -> WallClock {
+        set.iter().fold(WallClock::default(), |wall_clock, (now, ahead)| wall_clock.set(at(*now), ahead * 60_000))
     }
 
     #[test]
     fn a_table_of_what_has_been_shown() {
-        let back = calendar(&[(100, -30)]);
-        let forward = calendar(&[(100, 60)]);
-        let there_and_back = calendar(&[(100, 60), (110, 0)]);
-        let back_and_right = calendar(&[(100, -60), (110, 0)]);
+        let back = wall_clock(&[(100, -30)]);
+        let forward = wall_clock(&[(100, 60)]);
+        let there_and_back = wall_clock(&[(100, 60), (110, 0)]);
+        let back_and_right = wall_clock(&[(100, -60), (110, 0)]);
         let table = [
-            ("never set", Calendar::default(), 50, false),
+            ("never set", WallClock::default(), 50, false),
             ("set back: gone past", back.clone(), 75, true),
             ("set back: long ago", back.clone(), 10, true),
             ("set back: where it was set, it comes for the first time", back.clone(), 100, false),
@@ -274,14 +274,14 @@ mod tests {
             ("back and right: shown before", back_and_right.clone(), 99, true),
             ("back and right: not shown while it was wrong either", back_and_right, 105, false),
         ];
-        for (label, calendar, wall, shown) in table {
-            assert_eq!(calendar.has_shown(at(wall)), shown, "{label}");
+        for (label, wall_clock, wall, shown) in table {
+            assert_eq!(wall_clock.has_shown(at(wall)), shown, "{label}");
         }
     }
 
     #[test]
     fn a_table_of_when_the_clock_came_to_a_time() {
-        let there_and_back = calendar(&[(100, 60), (110, 0)]);
+        let there_and_back = wall_clock(&[(100, 60), (110, 0)]);
         for (wall, by, came) in [
             (90, 95, Some(90)),
             (90, 85, None),
@@ -306,13 +306,13 @@ mod tests {
     #[test]
     fn what_a_ledger_remembers_has_a_time_before_it() {
         let stretch = |n: i64| Stretch { since: at(n), ahead: -60_000 * n };
-        let calendar = Calendar::new(vec![stretch(100)]);
-        assert_eq!(calendar, super::tests::calendar(&[(100, -100)]));
-        assert!(calendar.has_shown(at(99)) && !calendar.has_shown(at(100)));
-        assert_eq!(calendar.sets().collect::<Vec<_>>(), [(at(100), -6_000_000, -6_000_000)]);
-        let full = Calendar::new((1..=REMEMBERED as i64).map(stretch).collect());
+        let wall_clock = WallClock::new(vec![stretch(100)]);
+        assert_eq!(wall_clock, super::tests::wall_clock(&[(100, -100)]));
+        assert!(wall_clock.has_shown(at(99)) && !wall_clock.has_shown(at(100)));
+        assert_eq!(wall_clock.sets().collect::<Vec<_>>(), [(at(100), -6_000_000, -6_000_000)]);
+        let full = WallClock::new((1..=REMEMBERED as i64).map(stretch).collect());
         assert_eq!(full.stretches().len(), REMEMBERED, "what came before has been forgotten");
-        assert_eq!(Calendar::new(Vec::new()), Calendar::default());
+        assert_eq!(WallClock::new(Vec::new()), WallClock::default());
         assert_eq!(set_words(-3_600_000), "the wall clock was set back by 1h");
     }
 
@@ -325,12 +325,12 @@ mod tests {
         ) {
             let mut now = 0;
             let set: Vec<(i64, i64)> = set.into_iter().map(|(gone, ahead)| { now += gone; (now, ahead) }).collect();
-            let calendar = calendar(&set);
+            let wall_clock = wall_clock(&set);
             // The clock ran for ever before it was set for the first time.
-            let seen = wall < set[0].0 || (set[0].0..now).any(|minute| calendar.showed(at(minute)) == at(wall));
-            prop_assert_eq!(calendar.has_shown(at(wall)), seen);
-            prop_assert_eq!(calendar.steady(calendar.wall(at(wall))), at(wall));
-            prop_assert_eq!(calendar.wall(at(now)), calendar.showed(at(now)));
+            let seen = wall < set[0].0 || (set[0].0..now).any(|minute| wall_clock.showed(at(minute)) == at(wall));
+            prop_assert_eq!(wall_clock.has_shown(at(wall)), seen);
+            prop_assert_eq!(wall_clock.steady(wall_clock.wall(at(wall))), at(wall));
+            prop_assert_eq!(wall_clock.wall(at(now)), wall_clock.showed(at(now)));
         }
     }
 }
