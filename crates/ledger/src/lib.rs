@@ -11,6 +11,7 @@
 //! | [`CatchUp`] | chains whose messages may be lost | the engine's catch-up | `catch_up.rs` |
 //! | [`Sessions`] | workers' leases | the engine's heartbeat | `sessions.rs` |
 //! | [`Jobs`] | one-off jobs, the orders for their owners, the reservations of unique jobs; unusable messages | the engine's one-off jobs | `jobs.rs` |
+//! | [`Backlog`] | messages of fair queues that wait for their tenant's turn | the engine's fair queues | `backlog.rs` |
 //! | [`Running`] | how far runs have come, and which one-off jobs run | the engine's desk | `running.rs` |
 //! | [`Slots`] | throttles | the engine's throttles; operators | `slots.rs` |
 //! | [`Rosters`] | the entities of a kind, held to a roster | the engine's rosters | `rosters.rs` |
@@ -37,6 +38,7 @@
 //! where the ledger is.
 
 pub mod access;
+mod backlog;
 mod catch_up;
 mod census;
 mod chain;
@@ -82,6 +84,7 @@ mod traffic;
 mod url;
 
 pub use access::Access;
+pub use backlog::{Backlog, LeftMessage, Ownership, TakenMessage, TenantBacklog, name_of_chain};
 pub use catch_up::{CatchUp, LookAgain, OrphanFilter, Overdue};
 pub use census::{Census, QueueCensus};
 pub use chain::{ChainState, Hint, Holder, Kinds, Sent};
@@ -119,6 +122,7 @@ pub trait Ledger:
     + CatchUp
     + Sessions
     + Jobs
+    + Backlog
     + Running
     + Slots
     + Rosters
@@ -143,6 +147,7 @@ impl<T> Ledger for T where
         + CatchUp
         + Sessions
         + Jobs
+        + Backlog
         + Running
         + Slots
         + Rosters

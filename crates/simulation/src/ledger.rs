@@ -292,6 +292,19 @@ forward! {
 }
 
 forward! {
+    impl Backlog {
+        write leave_messages(messages: Vec<LeftMessage>) -> ();
+        read waiting_tenants(queue: String, after: Option<String>, limit: u32) -> Vec<String>;
+        write take_messages(queue: String, session: i64, shares: Vec<(String, u32)>) -> Vec<TakenMessage>;
+        write forget_messages(session: i64, numbers: Vec<i64>) -> ();
+        write return_messages(session: i64, numbers: Vec<i64>) -> u64;
+        write clear_backlog() -> ();
+        read backlog(queue: String, after: Option<String>, limit: u32, count: u32) -> Vec<TenantBacklog>;
+        read ownership(epochs: Vec<i64>) -> Vec<Option<Ownership>>;
+    }
+}
+
+forward! {
     impl Jobs {
         write keep_job(id: String, body: Vec<u8>) -> ();
         read kept_jobs(after: i64, limit: u32) -> Vec<KeptJob>;

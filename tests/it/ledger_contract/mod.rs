@@ -2,6 +2,7 @@
 //! are enrolled, how their ticks are claimed and finished, and what catch-up finds.
 
 mod access;
+mod backlog;
 mod batches;
 mod claims;
 mod cuts;

@@ -16,6 +16,13 @@ use crate::decide::Look;
 use crate::error::LedgerError;
 use crate::look::Listed;
 
+/// A chain that no session has claimed, and whose message waits in the backlog, needs no other.
+macro_rules! waits {
+    () => {
+        "(holder = 0 AND EXISTS (SELECT FROM backlog WHERE name = 'chain ' || epoch))"
+    };
+}
+
 impl Reader {
     pub(super) async fn overdue(
         &self,
@@ -32,7 +39,9 @@ impl Reader {
              FROM chains WHERE state = 0 AND queue = $1 AND watch_at <= $2 AND kind = ANY ($3)
                AND (once OR kind = ANY ($4))
                AND (holder IN (0, $6) OR holder NOT IN (SELECT session FROM sessions))
-             ORDER BY watch_at LIMIT $5"
+               AND NOT ",
+            waits!(),
+            " ORDER BY watch_at LIMIT $5"
         );
         let (now, limit, session) = (now.as_millis(), i64::from(limit), session.unwrap_or_default());
         let parameters: [&(dyn ToSql + Sync); 6] = [&queue, &now, &kinds.all, &kinds.recurring, &limit, &session];
@@ -101,7 +110,9 @@ impl CatchUp for PostgresLedger {
                AND (once OR kind = ANY ($4))
                AND CASE WHEN holder = 0 THEN due < (CASE WHEN sent THEN $6::int8 ELSE greatest($6, $7::int8) END) AND batch_open = 0
                         ELSE holder NOT IN (SELECT session FROM sessions) END
-             ORDER BY watch_at LIMIT $5"
+               AND NOT ",
+            waits!(),
+            " ORDER BY watch_at LIMIT $5"
         );
         let [until, late, unsent] = [left.until, left.late, left.unsent].map(Time::as_millis);
         let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 7] =

@@ -10,6 +10,7 @@
 //! Only the server's clock decides. What [`crate::LedgerClock::now`] tells follows it.
 
 mod access;
+mod backlog;
 mod catch_up;
 mod clock;
 mod connect;

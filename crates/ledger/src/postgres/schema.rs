@@ -6,7 +6,7 @@ use tokio_postgres::{Client, Error};
 use super::connect::{Session, words};
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 20] = [
+const MIGRATIONS: [&str; 21] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out of order. Text is
     // compared byte by byte, so that an index does not depend on the system's locales. Pages have room to spare, since
     // most updates (a claim changes no indexed column) can then stay on their page and leave the indexes alone; that is
@@ -129,6 +129,7 @@ const MIGRATIONS: [&str; 20] = [
     SYNCHRONOUS,
     KIND_STATS,
     LEARNED,
+    BACKLOG,
 ];
 
 /// Places that stay taken for a whole window are forgotten when that is over, with the history.
@@ -341,6 +342,23 @@ const KIND_STATS: &str = r#"
 /// What chains have learned of how often their entities change.
 const LEARNED: &str = "ALTER TABLE chains ADD COLUMN learned bytea";
 
+/// Messages of fair queues that wait for their tenant's turn. `taken` is the session that has taken one, or 0.
+const BACKLOG: &str = r#"
+    CREATE TABLE backlog (
+        number int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        queue  text COLLATE "C" NOT NULL,
+        tenant text COLLATE "C" NOT NULL,
+        name   text COLLATE "C" NOT NULL,
+        body   bytea NOT NULL,
+        at     int8 NOT NULL,
+        taken  int8 NOT NULL DEFAULT 0,
+        takes  int8 NOT NULL DEFAULT 0
+    );
+    CREATE UNIQUE INDEX backlog_by_name ON backlog (name);
+    CREATE INDEX backlog_in_turn ON backlog (queue, tenant, number) WHERE taken = 0;
+    CREATE INDEX backlog_by_tenant ON backlog (queue, tenant);
+    CREATE INDEX backlog_taken ON backlog (taken) WHERE taken <> 0;"#;
+
 /// The sequences of epochs and fences go on from at least now, in microseconds since 1970. So they
 /// never go back, not even when the database was replaced by an older copy of itself: the numbers
 /// that were given since then are all smaller. They stay below 2^53, which every JSON parser can
@@ -354,10 +372,11 @@ const BEHIND: &str = "last_value + 1000000 < floor(extract(epoch FROM clock_time
 pub(super) const VERSION: usize = MIGRATIONS.len();
 
 /// The ledger's tables. Other tables in the same schema are not the ledger's.
-pub(super) const TABLES: [&str; 24] = [
+pub(super) const TABLES: [&str; 25] = [
     "attempts",
     "attempts_archive",
     "audit",
+    "backlog",
     "chains",
     "clock_sets",
     "departed",

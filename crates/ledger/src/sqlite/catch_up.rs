@@ -13,6 +13,9 @@ use crate::chain::{Hint, Kinds};
 use crate::error::LedgerError;
 use crate::look::Listed;
 
+/// A chain that no session has claimed, and whose message waits in the backlog, needs no other.
+const WAITS: &str = "(holder = 0 AND EXISTS (SELECT 1 FROM backlog WHERE name = 'chain ' || epoch))";
+
 impl Store {
     pub fn overdue(
         &self,
@@ -25,7 +28,7 @@ impl Store {
         let sql = format!(
             "SELECT {HINT}, sent, watch_at, looks, {HOLDER}, expected, holder, fence FROM chains_now
              WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) AND (once OR kind IN rarray(?4))
-                   AND (holder IN (0, ?6) OR holder NOT IN (SELECT session FROM sessions))
+                   AND (holder IN (0, ?6) OR holder NOT IN (SELECT session FROM sessions)) AND NOT {WAITS}
              ORDER BY watch_at LIMIT ?5"
         );
         let (all, recurring) = (text_array(&kinds.all), text_array(&kinds.recurring));
@@ -38,6 +41,7 @@ impl Store {
             "SELECT {HINT}, sent, watch_at, looks, {HOLDER}, expected, holder, fence FROM chains_now
              WHERE state = 0 AND queue = ?1 AND watch_at <= ?2 AND kind IN rarray(?3) AND (once OR kind IN rarray(?4))
                AND iif(holder = 0, due < iif(sent, ?6, max(?6, ?7)) AND batch_open = 0, holder NOT IN (SELECT session FROM sessions))
+               AND NOT {WAITS}
              ORDER BY watch_at LIMIT ?5"
         );
         let (all, recurring) = (text_array(&kinds.all), text_array(&kinds.recurring));

@@ -3,6 +3,7 @@
 //! must not lie on a network file system. [`examine`] only looks at it.
 
 mod access;
+mod backlog;
 mod catch_up;
 mod clock;
 mod disk;
