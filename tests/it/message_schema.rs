@@ -254,6 +254,7 @@ fn envelope() -> impl Strategy<Value = Envelope> {
                     retire: None,
                     run: None,
                     trace: None,
+                    tenant: None,
                 }
             },
         )

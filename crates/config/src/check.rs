@@ -14,6 +14,7 @@ use roundelay_model::job::check_name;
 use roundelay_model::ladder::Ladder;
 use roundelay_model::lanes::MAX_LANES;
 use roundelay_model::outcome::RetryPolicy;
+use roundelay_model::pacing::key::KeyPath;
 use roundelay_model::secret::Secret;
 use roundelay_model::topology::Names;
 use roundelay_net::tls::{BrokerTls, TlsSettings};
@@ -80,11 +81,16 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         if let Some(throttle) = &queue.throttle {
             known(&mut problems, &["queues", &name, "throttle"], throttle, "throttles", raw.throttles.keys());
         }
+        let fair = queue.fair.as_deref().map(KeyPath::parse).transpose().unwrap_or_else(|error| {
+            problems.add(&["queues", &name, "fair"], error);
+            None
+        });
         let settings = QueueSettings {
             concurrency: queue.concurrency,
             prefetch,
             priority: queue.priority,
             lanes: queue.lanes.max(1),
+            fair,
             throttle: queue.throttle,
         };
         (name, settings)

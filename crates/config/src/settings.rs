@@ -15,6 +15,7 @@ use roundelay_model::ladder::Ladder;
 use roundelay_model::lanes::{Lanes, MAX_LANES};
 use roundelay_model::outcome::RetryPolicy;
 use roundelay_model::pacing::ThrottleSettings;
+use roundelay_model::pacing::key::KeyPath;
 use roundelay_model::policy::Policies;
 use roundelay_model::schedule::{Pace, Rhythm, Schedule};
 use roundelay_model::topology::{Names, Topology};
@@ -116,6 +117,8 @@ pub struct QueueSettings {
     pub priority: i32,
     /// How many of the kinds' priorities it tells apart: so many queues on the broker stand behind it.
     pub lanes: u8,
+    /// The part of a job that names its tenant, if tenants share the queue.
+    pub fair: Option<KeyPath>,
     /// The throttle that paces its starts.
     pub throttle: Option<String>,
 }

@@ -10,6 +10,7 @@ use roundelay_handler::exec::ExecHandler;
 use roundelay_handler::http::HttpHandler;
 use roundelay_handler::{Handler, http};
 use roundelay_model::fleet::{FleetOrders, Flow};
+use roundelay_model::pacing::key::KeyPath;
 use roundelay_model::schedule::Balances;
 use roundelay_model::topology::Names;
 use tokio::sync::{Notify, SetOnce};
@@ -27,6 +28,7 @@ use crate::delays::{self, Sleepers};
 use crate::desk::Desk;
 use crate::dispatch::Dispatch;
 use crate::error::StartError;
+use crate::fair::{self, FairLane};
 use crate::flow_watch::FlowWatch;
 use crate::life::Life;
 use crate::observing::Observing;
@@ -108,6 +110,7 @@ impl Engine {
                 ahead,
                 flow_watch: FlowWatch::new(flow),
                 priority: settings.rank(lane),
+                fair: settings.fair.clone().map(FairLane::new),
                 room: room.clone(),
                 throttle: settings
                     .throttle
@@ -141,6 +144,7 @@ impl Engine {
                 ahead: None,
                 flow_watch: FlowWatch::new(Flow { open: true, places: most, prefetch }),
                 priority: 0,
+                fair: None,
                 room: ConcurrencyLimit::new(most),
                 throttle: None,
                 figures: self.telemetry.queue(&name),
@@ -192,6 +196,8 @@ impl Engine {
             life: life.clone(),
         });
         let orders = Orders::new(&self.config, &connections, ledger.clone(), observing.clone(), publishing.clone());
+        let reads = |queue: &QueueSettings| queue.fair.as_ref().is_some_and(KeyPath::reads_payload);
+        let payloads = self.config.queues.values().any(reads);
         let catalog = Arc::new(Catalog {
             kinds: Arc::new(RwLock::new(Arc::new(shared(kinds)))),
             handlers: std::mem::take(&mut self.handlers),
@@ -200,6 +206,7 @@ impl Engine {
         Ok(Core {
             worker: worker.into(),
             catalog,
+            fair: fair::Requests::new(&ledger, payloads, &life),
             unique: UniquePlaces { ledger: ledger.clone(), life },
             wall: Arc::new(UpToDate::new(ledger.clone())),
             ledger,

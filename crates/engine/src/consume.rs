@@ -55,7 +55,7 @@ pub(super) async fn work(
             continue;
         }
         tracing::info!(queue = queue.source, ?flow, "taking jobs from the queue");
-        let Some(again) = self::consumer(&core, &queue.source, flow.prefetch, &shutdown).await else { return };
+        let Some(again) = self::consumer(&core, &queue.source, queue.reach(flow), &shutdown).await else { return };
         consumer = again;
     }
 }

@@ -15,6 +15,7 @@ use crate::chores::Chores;
 use crate::claim_time::ClaimTime;
 use crate::companion::Handle;
 use crate::connections::Connections;
+use crate::fair;
 use crate::fresh::Prices;
 use crate::in_hand::Hands;
 use crate::left_behind::LeftBehind;
@@ -41,6 +42,8 @@ pub(crate) struct Core {
     /// Those consumed here, each with its lanes from the lowest.
     pub(crate) queues: Arc<Queues>,
     pub(crate) throttles: Throttles,
+    /// What the fair queues ask of the ledger.
+    pub(crate) fair: fair::Requests,
     pub(crate) catch_up: CatchUpSettings,
     pub(crate) in_hand: Arc<Hands>,
     pub(crate) claim_time: ClaimTime,

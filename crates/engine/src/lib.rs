@@ -48,6 +48,7 @@ mod discover;
 mod dispatch;
 pub mod enroll;
 mod error;
+mod fair;
 mod flow_watch;
 mod follow_wall;
 pub mod fresh;

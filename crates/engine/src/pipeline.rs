@@ -28,10 +28,12 @@ use roundelay_model::reason::{Class, Reason};
 use crate::call::{Call, Handled};
 use crate::core::Core;
 use crate::desk::Open;
+use crate::fair::{InHandOf, Place};
 use crate::life::Point;
 use crate::outbox::{Asked, Asking};
 use crate::queue::QueueRun;
 use crate::sealing;
+use crate::settlement::Settlement;
 use crate::trace::Run;
 use crate::vitals::Lease;
 
@@ -106,17 +108,43 @@ pub async fn process_delivery(core: Arc<Core>, queue: Arc<QueueRun>, delivery: D
         return core.observing.settle(delivery, settlement).await;
     }
     let settlement = match core.read(&delivery) {
-        Ok(envelope) => match (envelope.order(), &envelope.chain) {
-            (Some(order), _) => core.orders.obey(&queue, &envelope, order, &delivery).await,
-            (None, Some(chain)) => core.tick(&queue, &envelope, chain, &delivery).await,
-            (None, None) => core.job(&queue, envelope, &delivery).await,
+        Ok(envelope) => match envelope.order() {
+            Some(order) => core.orders.obey(&queue, &envelope, order, &delivery).await,
+            None => match core.place_of(&queue, &envelope, &delivery).await {
+                Place::Here { tenant, _in_hand } => core.live(&queue, envelope, tenant, &delivery).await,
+                Place::Settled(settlement) => settlement,
+            },
         },
         Err(bad) => core.publishing.quarantine(&delivery, &bad).await,
     };
     core.observing.settle(delivery, settlement).await;
 }
 
+/// Processes a message that was taken from a fair queue's backlog, in the same way.
+pub(super) async fn process_taken(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery, in_hand: InHandOf) {
+    let settlement = match core.read(&delivery) {
+        Ok(envelope) => core.live(&queue, envelope, Some(in_hand.tenant().clone()), &delivery).await,
+        Err(bad) => core.publishing.quarantine(&delivery, &bad).await,
+    };
+    core.observing.settle(delivery, settlement).await;
+}
+
 impl Core {
+    /// The life of a tick, or of a one-off job, of this tenant.
+    async fn live(
+        &self,
+        queue: &QueueRun,
+        mut envelope: Envelope,
+        tenant: Option<Arc<str>>,
+        delivery: &Delivery,
+    ) -> Settlement {
+        envelope.tenant = tenant;
+        match envelope.chain.clone() {
+            Some(chain) => self.tick(queue, &envelope, &chain, delivery).await,
+            None => self.job(queue, envelope, delivery).await,
+        }
+    }
+
     /// Runs a job, decides what follows, and has its source write that. If the source has written no end, the message
     /// must come again.
     pub(super) async fn run(&self, work: Work<'_>, source: &mut dyn Source, start: Start) {

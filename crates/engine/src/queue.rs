@@ -10,6 +10,7 @@ use roundelay_model::fleet::{FleetOrders, Flow};
 use roundelay_model::schedule::Balances;
 
 use crate::concurrency::ConcurrencyLimit;
+use crate::fair::{self, FairLane};
 use crate::flow_watch::FlowWatch;
 use crate::pace::Pace;
 use crate::telemetry::figures::{QueueFigures, ThrottleFigures};
@@ -37,6 +38,8 @@ pub(super) struct QueueRun {
     pub(super) flow_watch: FlowWatch,
     /// Among all that share its throttle.
     pub(super) priority: i32,
+    /// What is in hand of its tenants, if it is fair.
+    pub(super) fair: Option<Arc<FairLane>>,
     /// What the lanes share.
     pub(super) room: Arc<ConcurrencyLimit>,
     pub(super) throttle: Option<(Arc<Throttle>, Arc<ThrottleFigures>)>,
@@ -97,15 +100,30 @@ impl QueueRun {
         Unsettled(self.clone())
     }
 
+    /// How many deliveries the broker gives at once.
+    pub(super) fn reach(&self, flow: Flow) -> u16 {
+        flow.prefetch.saturating_add(if self.fair.is_some() { fair::REACH } else { 0 })
+    }
+
+    /// How many deliveries are here that are not settled.
+    pub(super) fn in_hand(&self) -> usize {
+        self.unsettled.load(Ordering::Relaxed)
+    }
+
+    /// Whether tenants share the slots of its throttle.
+    pub(super) fn shares_slots(&self) -> bool {
+        false
+    }
+
     /// Whether as many deliveries are here as the broker gives at once, so that more may wait there.
     pub(super) fn is_full(&self) -> bool {
-        self.unsettled.load(Ordering::Relaxed) >= usize::from(self.flow().prefetch)
+        self.in_hand() >= usize::from(self.reach(self.flow()))
     }
 
     /// Whether far fewer deliveries are here than the broker may give. A queue that waits for this worker is never far
     /// from full: what is acknowledged is replaced as soon as the broker has heard of it.
     fn has_room(&self) -> bool {
-        self.unsettled.load(Ordering::Relaxed) * 2 < usize::from(self.flow().prefetch)
+        self.in_hand() * 2 < usize::from(self.reach(self.flow()))
     }
 
     /// Whether a message that has just come, so long after it was due, is late because of the broker: there was room for
@@ -150,6 +168,7 @@ mod tests {
             ahead: None,
             flow_watch: FlowWatch::new(Flow { open: true, places: 1, prefetch }),
             priority: 0,
+            fair: None,
             room: ConcurrencyLimit::new(1),
             throttle: None,
             figures: Telemetry::default().queue("q"),

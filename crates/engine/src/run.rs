@@ -20,7 +20,7 @@ use crate::life::Point;
 use crate::supervised::SupervisedTasks;
 use crate::trace::{Export, Tracer};
 use crate::{
-    catch_up, companion, delays, follow_wall, fresh, hand_out, heartbeat, presence, rearm, reload, spread,
+    catch_up, companion, delays, fair, follow_wall, fresh, hand_out, heartbeat, presence, rearm, reload, spread,
     topology_guard,
 };
 
@@ -96,7 +96,7 @@ impl Engine {
         for queue in core.queues.values().flatten() {
             let flow = queue.flow();
             let consumer = match flow.open && !without {
-                true => Some(core.publishing.dispatch.broker.consume(&queue.source, flow.prefetch).await?),
+                true => Some(core.publishing.dispatch.broker.consume(&queue.source, queue.reach(flow)).await?),
                 false => None,
             };
             consumers.push((queue.clone(), flow, consumer));
@@ -114,6 +114,11 @@ impl Engine {
                 name,
                 core.observing.life.bind(work(core.clone(), queue, flow, consumer, tasks.clone(), stop.clone())),
             );
+        }
+        for queue in core.queues.values().flatten().filter(|queue| queue.fair.is_some()) {
+            let name = format!("the backlog of the queue {}", queue.source);
+            let taking = fair::run(core.clone(), queue.clone(), tasks.clone(), stop.clone());
+            parts.spawn(name, core.observing.life.bind(taking));
         }
         let rearm = rearm::work(core.clone(), rearm, tasks.clone(), stop.clone());
         parts.spawn("deliveries between hops", core.observing.life.bind(rearm));
@@ -172,6 +177,7 @@ impl Engine {
             core.stop.abort.cancel();
             let _ = tokio::time::timeout(ABORT, tasks.wait()).await;
         }
+        fair::end(&core).await;
         answering.all_ended(PARTS_STOP).await;
         // One-off jobs that have ended go on nowhere.
         core.observing.desk.write().await;

@@ -94,6 +94,7 @@ pub fn sealed<'e>(keys: &Keyring, envelope: &'e Envelope) -> Cow<'e, Envelope> {
         retire: None,
         run: None,
         trace: envelope.trace.clone(),
+        tenant: envelope.tenant.clone(),
     })
 }
 

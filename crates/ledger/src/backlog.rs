@@ -3,6 +3,7 @@
 //! A broker's queue hands out its messages in their order, so a flood of one tenant hides what others have behind it. A
 //! worker therefore takes more messages of a fair queue than it can start, and leaves here those that exceed their
 //! tenant's share. From here workers take them in turn over the tenants.
+//! Seats keep a tenant from running more jobs at the same time than its quota allows, over all workers.
 
 use async_trait::async_trait;
 
@@ -49,11 +50,11 @@ pub struct TenantBacklog {
 }
 
 /// Whose chain it is, and what it is run with.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ownership {
     /// See [`NewChain::owner`](crate::NewChain::owner).
     pub owner: Option<String>,
-    /// As the ledger stores it.
+    /// As the ledger stores it; empty unless it was asked for.
     pub payload: String,
 }
 
@@ -123,9 +124,23 @@ pub trait Backlog {
         count: u32,
     ) -> Result<Vec<TenantBacklog>, LedgerError>;
 
-    /// Whose the chains with these epochs are, in the order of the epochs; `None` for one that is not known.
+    /// Takes a seat for one more job of a tenant to run on a queue, unless sessions that go on have `most` of them.
+    /// Answers whether it was taken. A seat is gone with its session.
+    ///
+    /// # Errors
+    /// When it is not known to be written. Then it may be taken, until the session is over.
+    async fn take_seat(&self, queue: String, tenant: String, session: i64, most: u32) -> Result<bool, LedgerError>;
+
+    /// Gives a seat back that the session has taken.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn return_seat(&self, queue: String, tenant: String, session: i64) -> Result<(), LedgerError>;
+
+    /// Whose the chains with these epochs are, in the order of the epochs, with their payloads if those are wanted;
+    /// `None` for one that is not known.
     ///
     /// # Errors
     /// When the ledger cannot be read.
-    async fn ownership(&self, epochs: Vec<i64>) -> Result<Vec<Option<Ownership>>, LedgerError>;
+    async fn ownership(&self, epochs: Vec<i64>, payloads: bool) -> Result<Vec<Option<Ownership>>, LedgerError>;
 }

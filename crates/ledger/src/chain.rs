@@ -108,6 +108,7 @@ impl Hint {
             retire: None,
             run: None,
             trace: None,
+            tenant: None,
         }
     }
 

@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::de::value::MapAccessDeserializer;
@@ -103,6 +104,9 @@ pub struct Envelope {
     /// The span that has sent it. It travels in headers, beside the body.
     #[serde(skip)]
     pub trace: Option<Box<Carried>>,
+    /// Whose share of a fair queue it takes, once that is known. It does not travel.
+    #[serde(skip)]
+    pub tenant: Option<Arc<str>>,
 }
 
 /// What a program says of a chain that is to be there, beside kind, key and payload. What it leaves out is as the kind
@@ -367,6 +371,7 @@ impl Envelope {
             retire: None,
             run: None,
             trace: None,
+            tenant: None,
         }
     }
 

@@ -128,9 +128,48 @@ async fn whose_a_chain_is() {
             other => panic!("{other:?}"),
         };
         let plain = begun(ledger, "b").await.epoch.get();
-        let told = ledger.ownership(vec![plain, 1, owned, plain]).await.unwrap();
+        let told = ledger.ownership(vec![plain, 1, owned, plain], true).await.unwrap();
         let owners: Vec<_> = told.iter().map(|of| of.as_ref().map(|of| of.owner.as_deref())).collect();
         assert_eq!(owners, [Some(None), None, Some(Some("red")), Some(None)]);
         assert_eq!(told[2].as_ref().unwrap().payload, r#"{"n":1}"#);
+        let told = ledger.ownership(vec![owned], false).await.unwrap().remove(0).unwrap();
+        assert_eq!((told.owner.as_deref(), told.payload.as_str()), (Some("red"), ""));
+    }
+}
+
+#[tokio::test]
+async fn seats_of_a_tenant_are_as_many_as_it_may_have_and_go_with_their_sessions() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let (mine, others) = (session(ledger, LEASE).await, session(ledger, LEASE).await);
+        let take = async |tenant: &str, session, most| {
+            ledger.take_seat("q".into(), tenant.into(), session, most).await.unwrap()
+        };
+        assert!(!take("a", mine, 0).await);
+        assert!(take("a", mine, 3).await && take("a", others, 3).await && take("a", mine, 3).await);
+        assert!(!take("a", mine, 3).await && !take("a", others, 3).await);
+        assert!(take("b", others, 3).await && take("a", others, 4).await, "another tenant, and a larger quota");
+        ledger.return_seat("q".into(), "a".into(), mine).await.unwrap();
+        assert!(!take("a", others, 3).await && take("a", others, 4).await);
+        ledger.end_session(others).await.unwrap();
+        assert!(take("a", mine, 2).await && !take("a", mine, 2).await);
+        for _ in 0..3 {
+            ledger.return_seat("q".into(), "a".into(), mine).await.unwrap();
+        }
+        assert!(take("a", mine, 1).await && !take("a", mine, 1).await);
+    }
+}
+
+/// Seats that many workers want at once.
+#[tokio::test]
+async fn no_more_seats_are_taken_at_once_than_there_are() {
+    for opened in all().await {
+        let mut takes = JoinSet::new();
+        for _ in 0..40 {
+            let ledger = opened.ledger.clone();
+            let session = session(&*ledger, LEASE).await;
+            takes.spawn(async move { ledger.take_seat("q".into(), "a".into(), session, 7).await.unwrap() });
+        }
+        assert_eq!(takes.join_all().await.into_iter().filter(|taken| *taken).count(), 7);
     }
 }

@@ -23,13 +23,16 @@ pub struct Queue {
     /// with its own `prefetch`.
     #[cfg_attr(test, schemars(range(min = 1, max = 10)))]
     pub lanes: u8,
+    /// The part of a job that names its tenant: `owner`, `kind`, `key` or `payload.FIELD`. Tenants share the queue by
+    /// weight, so that a flood of one does not delay the others. Without it, jobs come in their order.
+    pub fair: Option<String>,
     /// Which of `[throttles]` paces the starts of this queue. Queues may share one. Without one nothing does.
     pub throttle: Option<String>,
 }
 
 impl Default for Queue {
     fn default() -> Self {
-        Self { concurrency: 16, prefetch: None, priority: 0, lanes: 1, throttle: None }
+        Self { concurrency: 16, prefetch: None, priority: 0, lanes: 1, fair: None, throttle: None }
     }
 }
 

@@ -252,6 +252,11 @@ impl Families {
                 "handed_out_ticks",
                 "Ticks that ran from the ledger: the broker was away, or another worker silent",
             ),
+            (
+                Count::Left,
+                "left_messages",
+                "Messages of fair queues that exceeded their tenant's share, left to the backlog",
+            ),
             (Count::Resent, "resent_messages", "Messages that catch-up sent again"),
             (Count::Republished, "republished_messages", "Publishes that had to be repeated"),
             (Count::SpansSent, "spans_sent", "Spans that the collector of traces has taken"),

@@ -102,6 +102,8 @@ pub enum Count {
     SetAside,
     /// Ticks that the ledger has handed out: the broker was away, or another worker silent.
     HandedOut,
+    /// Messages of fair queues that were left to the backlog.
+    Left,
     /// Publishes that had to be repeated.
     Republished,
     /// Spans that a collector has taken.

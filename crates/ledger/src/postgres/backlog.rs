@@ -38,11 +38,8 @@ impl Backlog for PostgresLedger {
         let mut messages = messages;
         messages.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let column = |of: fn(&LeftMessage) -> &str| messages.iter().map(of).collect::<Vec<_>>();
-        let [queues, tenants, names] = [
-            column(|message| &message.queue),
-            column(|message| &message.tenant),
-            column(|message| &message.name),
-        ];
+        let [queues, tenants, names] =
+            [column(|message| &message.queue), column(|message| &message.tenant), column(|message| &message.name)];
         let bodies: Vec<&[u8]> = messages.iter().map(|message| message.body.as_slice()).collect();
         self.reader.execute(leave, &[&queues, &tenants, &names, &bodies]).await.map(drop)
     }
@@ -116,13 +113,34 @@ impl Backlog for PostgresLedger {
                                                     LIMIT $4::int8) counted)
               FROM tenants t"
         );
-        let read =
-            |row: &Row| Ok(TenantBacklog { tenant: row.try_get(0)?, messages: row.try_get::<_, i64>(1)?.unsigned_abs() });
+        let read = |row: &Row| {
+            Ok(TenantBacklog { tenant: row.try_get(0)?, messages: row.try_get::<_, i64>(1)?.unsigned_abs() })
+        };
         self.reader.rows(sql, &[&queue, &after, &i64::from(limit), &i64::from(count)], read).await
     }
 
-    async fn ownership(&self, epochs: Vec<i64>) -> Result<Vec<Option<Ownership>>, LedgerError> {
-        let sql = "SELECT c.epoch IS NOT NULL, c.owner, c.payload
+    async fn take_seat(&self, queue: String, tenant: String, session: i64, most: u32) -> Result<bool, LedgerError> {
+        // Of two that come at once, the second waits for the row, and counts what the first has taken.
+        let take = "INSERT INTO seats AS s (queue, tenant, sessions) SELECT $1, $2, ARRAY[$3::int8] WHERE $4::int8 > 0
+                    ON CONFLICT (queue, tenant) DO UPDATE
+                    SET sessions = array_append(ARRAY(SELECT held FROM unnest(s.sessions) AS held
+                                                      WHERE held IN (SELECT session FROM sessions)), $3)
+                    WHERE (SELECT count(*) FROM unnest(s.sessions) AS held
+                           WHERE held IN (SELECT session FROM sessions)) < $4";
+        Ok(self.reader.execute(take, &[&queue, &tenant, &session, &i64::from(most)]).await? == 1)
+    }
+
+    async fn return_seat(&self, queue: String, tenant: String, session: i64) -> Result<(), LedgerError> {
+        let back = "UPDATE seats SET sessions = sessions[:array_position(sessions, $3) - 1]
+                                                || sessions[array_position(sessions, $3) + 1:]
+                    WHERE queue = $1 AND tenant = $2 AND $3 = ANY (sessions)";
+        self.reader.execute(back, &[&queue, &tenant, &session]).await?;
+        let empty = "DELETE FROM seats WHERE queue = $1 AND tenant = $2 AND sessions = '{}'";
+        self.reader.execute(empty, &[&queue, &tenant]).await.map(drop)
+    }
+
+    async fn ownership(&self, epochs: Vec<i64>, payloads: bool) -> Result<Vec<Option<Ownership>>, LedgerError> {
+        let sql = "SELECT c.epoch IS NOT NULL, c.owner, CASE WHEN $2 THEN c.payload ELSE '' END
                    FROM unnest($1::int8[]) WITH ORDINALITY AS asked (epoch, nth)
                    LEFT JOIN chains c ON c.epoch = asked.epoch ORDER BY asked.nth";
         let read = |row: &Row| {
@@ -132,6 +150,6 @@ impl Backlog for PostgresLedger {
                 false => None,
             })
         };
-        self.reader.rows(sql, &[&epochs], read).await
+        self.reader.rows(sql, &[&epochs, &payloads], read).await
     }
 }

@@ -342,7 +342,8 @@ const KIND_STATS: &str = r#"
 /// What chains have learned of how often their entities change.
 const LEARNED: &str = "ALTER TABLE chains ADD COLUMN learned bytea";
 
-/// Messages of fair queues that wait for their tenant's turn. `taken` is the session that has taken one, or 0.
+/// Messages of fair queues that wait for their tenant's turn: `taken` is the session that has taken one, or 0. And the
+/// sessions that have leave to run a job of a tenant, once for each job, where quotas limit them.
 const BACKLOG: &str = r#"
     CREATE TABLE backlog (
         number int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -357,7 +358,13 @@ const BACKLOG: &str = r#"
     CREATE UNIQUE INDEX backlog_by_name ON backlog (name);
     CREATE INDEX backlog_in_turn ON backlog (queue, tenant, number) WHERE taken = 0;
     CREATE INDEX backlog_by_tenant ON backlog (queue, tenant);
-    CREATE INDEX backlog_taken ON backlog (taken) WHERE taken <> 0;"#;
+    CREATE INDEX backlog_taken ON backlog (taken) WHERE taken <> 0;
+    CREATE TABLE seats (
+        queue    text COLLATE "C" NOT NULL,
+        tenant   text COLLATE "C" NOT NULL,
+        sessions int8[] NOT NULL,
+        PRIMARY KEY (queue, tenant)
+    );"#;
 
 /// The sequences of epochs and fences go on from at least now, in microseconds since 1970. So they
 /// never go back, not even when the database was replaced by an older copy of itself: the numbers
@@ -372,7 +379,7 @@ const BEHIND: &str = "last_value + 1000000 < floor(extract(epoch FROM clock_time
 pub(super) const VERSION: usize = MIGRATIONS.len();
 
 /// The ledger's tables. Other tables in the same schema are not the ledger's.
-pub(super) const TABLES: [&str; 25] = [
+pub(super) const TABLES: [&str; 26] = [
     "attempts",
     "attempts_archive",
     "audit",
@@ -392,6 +399,7 @@ pub(super) const TABLES: [&str; 25] = [
     "quarantine",
     "requests",
     "running",
+    "seats",
     "sessions",
     "throttle_orders",
     "throttles",

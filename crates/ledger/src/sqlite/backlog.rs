@@ -1,7 +1,7 @@
 //! The backlog of fair queues, in SQL.
 
 use async_trait::async_trait;
-use rusqlite::{OptionalExtension, Row, params, params_from_iter};
+use rusqlite::{OptionalExtension, Row, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
@@ -42,12 +42,7 @@ impl Store {
         self.connection.prepare_cached(sql)?.query_map(params![queue, after, limit], |row| row.get(0))?.collect()
     }
 
-    pub fn take_messages(
-        &mut self,
-        queue: &str,
-        session: i64,
-        shares: &[(String, u32)],
-    ) -> Result<Vec<TakenMessage>> {
+    pub fn take_messages(&mut self, queue: &str, session: i64, shares: &[(String, u32)]) -> Result<Vec<TakenMessage>> {
         let take = "UPDATE backlog SET taken = ?3, takes = takes + 1
                     WHERE number IN (SELECT number FROM backlog WHERE queue = ?1 AND tenant = ?2 AND taken = 0
                                      ORDER BY number LIMIT ?4)
@@ -68,7 +63,8 @@ impl Store {
     }
 
     pub fn return_messages(&mut self, session: i64, numbers: &[i64]) -> Result<u64> {
-        let mut wait = self.connection.prepare_cached("UPDATE backlog SET taken = 0 WHERE number = ?1 AND taken = ?2")?;
+        let mut wait =
+            self.connection.prepare_cached("UPDATE backlog SET taken = 0 WHERE number = ?1 AND taken = ?2")?;
         numbers.iter().try_for_each(|number| wait.execute([*number, session]).map(drop))?;
         let over = "UPDATE backlog SET taken = 0 WHERE taken <> 0 AND taken NOT IN (SELECT session FROM sessions)";
         self.connection.prepare_cached(over)?.execute([]).map(|rows| rows as u64)
@@ -89,10 +85,31 @@ impl Store {
         self.connection.prepare_cached(sql)?.query_map(params![queue, after, limit, count], read)?.collect()
     }
 
-    pub fn ownership(&self, epochs: &[i64]) -> Result<Vec<Option<Ownership>>> {
-        let mut select = self.connection.prepare_cached("SELECT owner, payload FROM chains WHERE epoch = ?1")?;
+    pub fn take_seat(&mut self, queue: &str, tenant: &str, session: i64, most: u32) -> Result<bool> {
+        let gone =
+            "DELETE FROM seats WHERE queue = ?1 AND tenant = ?2 AND session NOT IN (SELECT session FROM sessions)";
+        self.connection.prepare_cached(gone)?.execute([queue, tenant])?;
+        let take = "INSERT INTO seats (queue, tenant, session, seats)
+                    SELECT ?1, ?2, ?3, 1 WHERE
+                        (SELECT coalesce(sum(seats), 0) FROM seats WHERE queue = ?1 AND tenant = ?2) < ?4
+                    ON CONFLICT (queue, tenant, session) DO UPDATE SET seats = seats + 1";
+        Ok(self.connection.prepare_cached(take)?.execute(params![queue, tenant, session, most])? == 1)
+    }
+
+    pub fn return_seat(&mut self, queue: &str, tenant: &str, session: i64) -> Result<()> {
+        let last = "DELETE FROM seats WHERE queue = ?1 AND tenant = ?2 AND session = ?3 AND seats = 1";
+        if self.connection.prepare_cached(last)?.execute(params![queue, tenant, session])? == 0 {
+            let one = "UPDATE seats SET seats = seats - 1 WHERE queue = ?1 AND tenant = ?2 AND session = ?3";
+            self.connection.prepare_cached(one)?.execute(params![queue, tenant, session])?;
+        }
+        Ok(())
+    }
+
+    pub fn ownership(&self, epochs: &[i64], payloads: bool) -> Result<Vec<Option<Ownership>>> {
+        let mut select =
+            self.connection.prepare_cached("SELECT owner, iif(?2, payload, '') FROM chains WHERE epoch = ?1")?;
         let read = |row: &Row<'_>| Ok(Ownership { owner: row.get(0)?, payload: row.get(1)? });
-        epochs.iter().map(|epoch| select.query_row(params_from_iter([epoch]), read).optional()).collect()
+        epochs.iter().map(|epoch| select.query_row(params![epoch, payloads], read).optional()).collect()
     }
 }
 
@@ -147,7 +164,15 @@ impl Backlog for SqliteLedger {
         self.read(move |store| store.backlog(&queue, after.as_deref(), limit, count)).await
     }
 
-    async fn ownership(&self, epochs: Vec<i64>) -> Result<Vec<Option<Ownership>>, LedgerError> {
-        self.read(move |store| store.ownership(&epochs)).await
+    async fn take_seat(&self, queue: String, tenant: String, session: i64, most: u32) -> Result<bool, LedgerError> {
+        self.writer.write(move |store| store.take_seat(&queue, &tenant, session, most)).await
+    }
+
+    async fn return_seat(&self, queue: String, tenant: String, session: i64) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.return_seat(&queue, &tenant, session)).await
+    }
+
+    async fn ownership(&self, epochs: Vec<i64>, payloads: bool) -> Result<Vec<Option<Ownership>>, LedgerError> {
+        self.read(move |store| store.ownership(&epochs, payloads)).await
     }
 }

@@ -407,7 +407,8 @@ const LEARNED: &str = "
                c.batch_open, c.batch_failed, c.depth, c.priority, c.manual, c.beside
         FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch;";
 
-/// Messages of fair queues that wait for their tenant's turn. `taken` is the session that has taken one, or 0.
+/// Messages of fair queues that wait for their tenant's turn: `taken` is the session that has taken one, or 0. And for
+/// how many jobs of a tenant each session has leave to run, where quotas limit them.
 const BACKLOG: &str = "
     CREATE TABLE backlog (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -422,7 +423,14 @@ const BACKLOG: &str = "
     CREATE UNIQUE INDEX backlog_by_name ON backlog (name);
     CREATE INDEX backlog_in_turn ON backlog (queue, tenant, number) WHERE taken = 0;
     CREATE INDEX backlog_by_tenant ON backlog (queue, tenant);
-    CREATE INDEX backlog_taken ON backlog (taken) WHERE taken <> 0;";
+    CREATE INDEX backlog_taken ON backlog (taken) WHERE taken <> 0;
+    CREATE TABLE seats (
+        queue   TEXT    NOT NULL,
+        tenant  TEXT    NOT NULL,
+        session INTEGER NOT NULL,
+        seats   INTEGER NOT NULL,
+        PRIMARY KEY (queue, tenant, session)
+    ) WITHOUT ROWID;";
 
 /// The version of the format that this program knows.
 pub const VERSION: u32 = MIGRATIONS.len() as u32;

@@ -45,6 +45,16 @@ impl KeyPath {
         *place = value.into();
     }
 
+    /// Whether the value is a part of the payload.
+    pub fn reads_payload(&self) -> bool {
+        self.0.first().is_some_and(|part| part == "payload")
+    }
+
+    /// Whether the value is the owner.
+    pub fn reads_owner(&self) -> bool {
+        self.0.first().is_some_and(|part| part == "owner")
+    }
+
     /// The value in `job`. Jobs without the field have the empty value, and so share one limit.
     pub fn of(&self, job: &Job) -> String {
         self.of_parts(&job.kind, &job.key, job.owner.as_deref(), &job.payload)

@@ -1,0 +1,390 @@
+//! Fair queues: what a flood of one tenant leaves to the others.
+//!
+//! A broker's queue hands out its messages in their order. So a worker takes more messages of a fair queue than it can
+//! start ([`REACH`]), keeps each tenant's share of them in hand ([`hand`]), and leaves the others in the ledger's
+//! backlog. From there workers take them in turn over the tenants, as those in hand start. However messages lie in the
+//! broker's queue, the next job of each tenant is soon in hand; which of those in hand starts next is decided by the
+//! queue's room and the throttle's line.
+//!
+//! A queue that keeps up leaves nothing in the ledger and asks it nothing.
+
+mod gather;
+mod hand;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+use roundelay_broker::{Delivery, Settle};
+use roundelay_ledger::{LedgerError, LeftMessage, Ownership, TakenMessage, name_of_chain};
+use roundelay_model::encryption::{AssociatedData, Field};
+use roundelay_model::job::Envelope;
+use roundelay_model::pacing::key::KeyPath;
+use serde_json::Value;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::core::Core;
+use crate::life::Life;
+use crate::patient::PatientLedger;
+use crate::pipeline;
+use crate::queue::QueueRun;
+use crate::sealing;
+use crate::settlement::Settlement;
+use crate::telemetry::Count;
+use gather::Gather;
+use hand::Hand;
+
+/// So many more messages than are to be held are asked for from the broker: what exceeds shares is left to the ledger in
+/// sets of as many.
+pub(crate) const REACH: u16 = 256;
+/// A message is not looked at before it is so close to its time.
+const CLOSE: Duration = Duration::from_millis(100);
+/// How often the backlog is looked at while messages wait there,
+const BUSY: Duration = Duration::from_millis(50);
+/// and while none do: other workers may have left some.
+const IDLE: Duration = Duration::from_millis(200);
+/// Between two looks, at least: what ends meanwhile makes room for one set.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How often messages are looked for that workers had taken which are gone.
+const RETURNS: Duration = Duration::from_secs(5);
+
+/// What the lanes of all fair queues of a worker share: their requests to the ledger.
+pub(crate) struct Requests {
+    owners: Arc<Gather<i64, Option<Ownership>>>,
+    leaves: Arc<Gather<LeftMessage, ()>>,
+}
+
+impl Requests {
+    pub(crate) fn new(ledger: &PatientLedger, payloads: bool, life: &Life) -> Self {
+        let (reads, writes) = (ledger.clone(), ledger.clone());
+        let owners = Gather::new(
+            life.clone(),
+            Box::new(move |epochs: Vec<i64>| -> BoxFuture<'static, _> {
+                let ledger = reads.clone();
+                Box::pin(async move {
+                    let ask = || ledger.ownership(epochs.clone(), payloads);
+                    ledger.retry_until_stopped("ask whose chains are", ask).await
+                })
+            }),
+        );
+        let leaves = Gather::new(
+            life.clone(),
+            Box::new(move |messages: Vec<LeftMessage>| -> BoxFuture<'static, _> {
+                let ledger = writes.clone();
+                Box::pin(async move {
+                    let answers = vec![(); messages.len()];
+                    let messages = last_of_each(messages);
+                    let leave = || ledger.leave_messages(messages.clone());
+                    ledger.retry_until_stopped("leave messages to the backlog", leave).await.map(|()| answers)
+                })
+            }),
+        );
+        Self { owners, leaves }
+    }
+}
+
+/// Of each name the last message.
+fn last_of_each(messages: Vec<LeftMessage>) -> Vec<LeftMessage> {
+    let mut seen = std::collections::HashSet::new();
+    let mut last: Vec<_> = messages.into_iter().rev().filter(|message| seen.insert(message.name.clone())).collect();
+    last.reverse();
+    last
+}
+
+/// What a worker has in hand of a lane of a fair queue.
+pub(crate) struct FairLane {
+    /// Names the tenant.
+    by: KeyPath,
+    hand: Mutex<Hand>,
+    /// Messages wait in the backlog, as far as is known.
+    waits: AtomicBool,
+    /// There may be room for what waits there.
+    look: Notify,
+    settled: Arc<Mutex<Settled>>,
+}
+
+/// Messages that were taken from the backlog and are settled, each with the session that took it.
+#[derive(Default)]
+struct Settled {
+    done: Vec<(i64, i64)>,
+    returned: Vec<(i64, i64)>,
+}
+
+/// A job of a tenant is in hand while this lives.
+pub(super) struct InHandOf {
+    lane: Arc<FairLane>,
+    tenant: Arc<str>,
+}
+
+impl Drop for InHandOf {
+    fn drop(&mut self) {
+        self.lane.hand.lock().remove(&self.tenant);
+        if self.lane.waits.load(Ordering::Relaxed) {
+            self.lane.look.notify_one();
+        }
+    }
+}
+
+/// What becomes of a message that the broker has delivered.
+pub(super) enum Place {
+    /// It is run here, when its turn comes.
+    Here {
+        /// Whose it is, if that matters.
+        tenant: Option<Arc<str>>,
+        /// It is in hand.
+        _in_hand: Option<InHandOf>,
+    },
+    /// It is somewhere else now.
+    Settled(Settlement),
+}
+
+impl FairLane {
+    pub(crate) fn new(by: KeyPath) -> Arc<Self> {
+        Arc::new(Self {
+            by,
+            hand: Mutex::default(),
+            waits: AtomicBool::new(false),
+            look: Notify::new(),
+            settled: Arc::default(),
+        })
+    }
+
+    fn hold_one(self: &Arc<Self>, tenant: Arc<str>) -> InHandOf {
+        self.hand.lock().add(&tenant);
+        InHandOf { lane: self.clone(), tenant }
+    }
+}
+
+impl Core {
+    /// Where a job waits that the broker has delivered: here, or in the backlog.
+    pub(super) async fn place_of(&self, queue: &QueueRun, envelope: &Envelope, delivery: &Delivery) -> Place {
+        let Some(lane) = &queue.fair else { return Place::Here { tenant: None, _in_hand: None } };
+        let is_early = envelope.due.is_some_and(|due| due > self.ledger.now() + CLOSE);
+        // Where all that is in hand can run at once, no job waits for another.
+        if is_early || (queue.in_hand() <= queue.flow().places && !queue.shares_slots()) {
+            return Place::Here { tenant: None, _in_hand: None };
+        }
+        let Some(tenant) = self.tenant_of(lane, envelope).await else { return Place::Settled(Settlement::Requeue) };
+        let tenant: Arc<str> = tenant.into();
+        let keeps = {
+            let hold = usize::from(queue.flow().prefetch);
+            let mut hand = lane.hand.lock();
+            let keeps = hand.keeps(&tenant, hold, |tenant| self.weight(tenant));
+            if keeps {
+                hand.add(&tenant);
+            } else {
+                hand.left(&tenant);
+            }
+            keeps
+        };
+        if keeps {
+            let in_hand = InHandOf { lane: lane.clone(), tenant: tenant.clone() };
+            return Place::Here { tenant: Some(tenant), _in_hand: Some(in_hand) };
+        }
+        let name = match (&envelope.chain, &envelope.id) {
+            (Some(chain), _) => name_of_chain(chain.epoch),
+            (None, Some(id)) => format!("job {id} of {}", queue.name),
+            (None, None) => format!("job {} without an id", self.entropy.token()),
+        };
+        let body = sealing::set_aside(&self.publishing.keys(), &delivery.body).to_vec();
+        let message = LeftMessage { queue: queue.source.clone(), tenant: tenant.to_string(), name, body };
+        if self.fair.leaves.ask(message).await.is_none() {
+            return Place::Settled(Settlement::Requeue);
+        }
+        self.observing.telemetry.count(Count::Left);
+
+        lane.waits.store(true, Ordering::Relaxed);
+        lane.look.notify_one();
+        Place::Settled(Settlement::Ack)
+    }
+
+    /// Whose a job is; `None` when the worker stops.
+    async fn tenant_of(&self, lane: &FairLane, envelope: &Envelope) -> Option<String> {
+        let Envelope { kind, key, .. } = envelope;
+        let Some(chain) = &envelope.chain else {
+            let mut opened = envelope.clone();
+            if lane.by.reads_payload() && sealing::open(&self.publishing.keys(), &mut opened).is_err() {
+                // It is put off for that when its turn comes.
+                opened.payload = Value::Null;
+            }
+            return Some(lane.by.of_parts(kind, key, opened.owner.as_deref(), &opened.payload));
+        };
+        if !lane.by.reads_owner() && !lane.by.reads_payload() {
+            return Some(lane.by.of_parts(kind, key, None, &Value::Null));
+        }
+        // A chain that the ledger does not know has no tenant: its claim says so.
+        let Ownership { owner, payload } = self.fair.owners.ask(chain.epoch.get()).await?.unwrap_or_default();
+        let payload = if lane.by.reads_payload() { self.payload_of(kind, key, &payload) } else { Value::Null };
+        Some(lane.by.of_parts(kind, key, owner.as_deref(), &payload))
+    }
+
+    fn payload_of(&self, kind: &str, key: &str, text: &str) -> Value {
+        let place = AssociatedData::new(Field::Payload, kind, key);
+        let opened = self.publishing.keys().opened(place, text).ok();
+        opened.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
+    }
+
+    fn weight(&self, _tenant: &str) -> u32 {
+        1
+    }
+}
+
+/// Takes from the backlog what this worker has room for, until `shutdown`.
+pub(super) async fn run(core: Arc<Core>, queue: Arc<QueueRun>, tasks: TaskTracker, shutdown: CancellationToken) {
+    let Some(lane) = queue.fair.clone() else { return };
+    let work = async {
+        let mut turn = Turn { after: None, returns: Instant::now() };
+        loop {
+            let pause = if lane.waits.load(Ordering::Relaxed) { BUSY } else { IDLE };
+            tokio::select! {
+                biased;
+                () = lane.look.notified() => sleep(PAUSE).await,
+                () = sleep(pause) => {}
+            }
+            if let Err(error) = look(&core, &queue, &lane, &mut turn, &tasks).await
+                && core.observing.telemetry.notices.begins("looks at the backlog that failed")
+            {
+                tracing::warn!(queue = queue.source, %error, "failed to look at the backlog; trying again");
+            }
+        }
+    };
+    tokio::select! {
+        biased;
+        () = shutdown.cancelled() => {}
+        () = work => {}
+    }
+}
+
+/// Where the looks at a backlog have come to.
+struct Turn {
+    /// The last tenant of the look before; none at the beginning of a pass.
+    after: Option<String>,
+    /// When messages are looked for next that workers had taken which are gone.
+    returns: Instant,
+}
+
+async fn look(
+    core: &Arc<Core>,
+    queue: &Arc<QueueRun>,
+    lane: &Arc<FairLane>,
+    turn: &mut Turn,
+    tasks: &TaskTracker,
+) -> Result<(), LedgerError> {
+    flush(core, lane, Instant::now() >= turn.returns).await?;
+    if Instant::now() >= turn.returns {
+        turn.returns = Instant::now() + RETURNS;
+    }
+    let flow = queue.flow();
+    let Some(session) = core.vitals.session().filter(|_| flow.open) else { return Ok(()) };
+    let hold = usize::from(flow.prefetch).max(1);
+    let limit = u32::try_from(hold).unwrap_or(u32::MAX);
+    let tenants = core.ledger.waiting_tenants(queue.source.clone(), turn.after.clone(), limit).await?;
+    let passed = tenants.len() < hold;
+    let takes = {
+        let mut hand = lane.hand.lock();
+        hand.looked(&tenants, passed);
+        hand.takes(&tenants, hold, |tenant| core.weight(tenant))
+    };
+    // The next look begins a new pass, or goes on behind the last tenant.
+    let from_the_start = turn.after.is_none();
+    turn.after = if passed { None } else { tenants.last().cloned() };
+    lane.waits.store(!tenants.is_empty() || !from_the_start, Ordering::Relaxed);
+    if passed && !from_the_start {
+        lane.look.notify_one();
+    }
+    if takes.is_empty() {
+        return Ok(());
+    }
+    let taken = core.ledger.take_messages(queue.source.clone(), session, takes).await?;
+
+    for TakenMessage { number, tenant, body, takes } in taken {
+        let in_hand = lane.hold_one(tenant.as_str().into());
+        let settle = TakenSettle { settled: lane.settled.clone(), session, number };
+        let delivery = Delivery::new(body.into(), queue.source.as_str().into(), takes > 1, 0, Box::new(settle));
+        let life = pipeline::process_taken(core.clone(), queue.clone(), delivery, in_hand);
+        tasks.spawn(core.observing.life.bind(life));
+    }
+    Ok(())
+}
+
+/// Tells the ledger what has become of messages that were taken. `gone`: also has wait again what workers had taken
+/// which are gone.
+async fn flush(core: &Core, lane: &FairLane, gone: bool) -> Result<(), LedgerError> {
+    let Settled { done, returned } = std::mem::take(&mut *lane.settled.lock());
+    let told = async {
+        for (session, numbers) in by_session(&done) {
+            core.ledger.forget_messages(session, numbers).await?;
+        }
+        let mut returns = by_session(&returned);
+        if gone && returns.is_empty() {
+            returns.push((0, Vec::new()));
+        }
+        for (session, numbers) in returns {
+            core.ledger.return_messages(session, numbers).await?;
+        }
+        Ok(())
+    };
+    let told = told.await;
+    if told.is_err() {
+        // To tell it twice does no harm.
+        let mut settled = lane.settled.lock();
+        settled.done.extend(done);
+        settled.returned.extend(returned);
+    }
+    told
+}
+
+/// Tells the ledger what has become of messages that were taken, as the worker ends. What cannot be told waits again
+/// when the session is over.
+pub(super) async fn end(core: &Core) {
+    for queue in core.queues.values().flatten() {
+        if let Some(lane) = &queue.fair
+            && let Err(error) = flush(core, lane, false).await
+        {
+            tracing::warn!(queue = queue.source, %error, "failed to tell the ledger which messages of the backlog are settled: they come again");
+        }
+    }
+}
+
+fn by_session(settled: &[(i64, i64)]) -> Vec<(i64, Vec<i64>)> {
+    let mut by_session = std::collections::BTreeMap::<i64, Vec<i64>>::new();
+    for (session, number) in settled {
+        by_session.entry(*session).or_default().push(*number);
+    }
+    by_session.into_iter().collect()
+}
+
+impl InHandOf {
+    /// Whose the job is.
+    pub(super) fn tenant(&self) -> &Arc<str> {
+        &self.tenant
+    }
+}
+
+/// Settles a message that was taken from the backlog.
+struct TakenSettle {
+    settled: Arc<Mutex<Settled>>,
+    session: i64,
+    number: i64,
+}
+
+#[async_trait]
+impl Settle for TakenSettle {
+    fn is_alive(&self) -> bool {
+        true
+    }
+
+    async fn ack(self: Box<Self>) {
+        self.settled.lock().done.push((self.session, self.number));
+    }
+
+    async fn requeue(self: Box<Self>) {
+        self.settled.lock().returned.push((self.session, self.number));
+    }
+}
