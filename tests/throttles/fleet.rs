@@ -164,6 +164,12 @@ impl Fleet {
         }
     }
 
+    /// Carries out a command of the program.
+    pub async fn operate(&self, arguments: &[&str]) -> anyhow::Result<()> {
+        let config = self.ground.path("roundelay.toml").to_string_lossy().into_owned();
+        roundelay(&[("ROUNDELAY_CONFIG", &config)], arguments).await
+    }
+
     /// Waits until this is true.
     pub async fn until(&self, label: &str, what: impl Fn(&Receiver) -> bool) -> anyhow::Result<()> {
         let deadline = Instant::now() + PATIENCE;

@@ -3,9 +3,10 @@
 //!
 //! - [`fleet`]: the workers, what they have to do, and whom they call; [`strikes`]: kills and freezes them;
 //!   [`services`]: a broker and a server to be killed.
-//! - [`rates`], [`storm`], [`priority`], [`hold`], [`outage`], [`keyed`]: the scenarios.
+//! - [`rates`], [`storm`], [`priority`], [`hold`], [`outage`], [`keyed`], [`fair`]: the scenarios.
 //! - [`support`]: shared with other tests; there the judge is, in `windows.rs`.
 
+mod fair;
 mod fleet;
 mod hold;
 mod keyed;
@@ -80,6 +81,8 @@ const SCENARIOS: &[&str] = &[
     "hold",
     "outage",
     "keyed",
+    "fair-flood",
+    "fair-shares",
 ];
 
 async fn play(name: &str, task: Task) -> anyhow::Result<Shown> {
@@ -92,7 +95,9 @@ async fn play(name: &str, task: Task) -> anyhow::Result<Shown> {
         "priority" => priority::run(task).await,
         "hold" => hold::run(task).await,
         "outage" => outage::run(task).await,
-        _ => keyed::run(task).await,
+        "keyed" => keyed::run(task).await,
+        "fair-flood" => fair::flood(task).await,
+        _ => fair::shares(task).await,
     }
 }
 

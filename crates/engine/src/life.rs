@@ -73,6 +73,12 @@ pub enum Point {
     OrphansRead,
     /// The broker is away, and a due chain is this worker's to run, which has not begun to.
     HandedOut,
+    /// A message that exceeds its tenant's share is in the backlog, and has not been acknowledged.
+    Left,
+    /// Messages were taken from the backlog, and nothing has been done about them.
+    Taken,
+    /// Messages that were taken from the backlog are forgotten there.
+    Forgotten,
     /// Catch-up has read what is overdue, and noted nothing.
     OverdueRead,
     /// Catch-up has noted when it looks again, and sent nothing.
@@ -85,7 +91,7 @@ pub enum Point {
 
 impl Point {
     /// All of them.
-    pub const ALL: [Point; 35] = [
+    pub const ALL: [Point; 38] = [
         Point::Declared,
         Point::Delivered,
         Point::Permitted,
@@ -117,6 +123,9 @@ impl Point {
         Point::SessionEnded,
         Point::OrphansRead,
         Point::HandedOut,
+        Point::Left,
+        Point::Taken,
+        Point::Forgotten,
         Point::OverdueRead,
         Point::LookNoted,
         Point::Resent,

@@ -58,6 +58,19 @@ pub struct Ownership {
     pub payload: String,
 }
 
+/// Leave for one job of a tenant to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// On this queue.
+    pub queue: String,
+    /// Whose the job is.
+    pub tenant: String,
+    /// Whose the seat is.
+    pub session: i64,
+    /// Its number among those of the session.
+    pub number: i64,
+}
+
 /// Keeps the backlog of fair queues.
 #[async_trait]
 pub trait Backlog {
@@ -125,17 +138,17 @@ pub trait Backlog {
     ) -> Result<Vec<TenantBacklog>, LedgerError>;
 
     /// Takes a seat for one more job of a tenant to run on a queue, unless sessions that go on have `most` of them.
-    /// Answers whether it was taken. A seat is gone with its session.
-    ///
-    /// # Errors
-    /// When it is not known to be written. Then it may be taken, until the session is over.
-    async fn take_seat(&self, queue: String, tenant: String, session: i64, most: u32) -> Result<bool, LedgerError>;
-
-    /// Gives a seat back that the session has taken.
+    /// Answers whether the session has it: asked again, it does not take another. A seat is gone with its session.
     ///
     /// # Errors
     /// When it is not known to be written.
-    async fn return_seat(&self, queue: String, tenant: String, session: i64) -> Result<(), LedgerError>;
+    async fn take_seat(&self, seat: Seat, most: u32) -> Result<bool, LedgerError>;
+
+    /// Gives a seat back, if the session has it.
+    ///
+    /// # Errors
+    /// When it is not known to be written.
+    async fn return_seat(&self, seat: Seat) -> Result<(), LedgerError>;
 
     /// Whose the chains with these epochs are, in the order of the epochs, with their payloads if those are wanted;
     /// `None` for one that is not known.

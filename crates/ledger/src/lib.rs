@@ -84,7 +84,7 @@ mod traffic;
 mod url;
 
 pub use access::Access;
-pub use backlog::{Backlog, LeftMessage, Ownership, TakenMessage, TenantBacklog, name_of_chain};
+pub use backlog::{Backlog, LeftMessage, Ownership, Seat, TakenMessage, TenantBacklog, name_of_chain};
 pub use catch_up::{CatchUp, LookAgain, OrphanFilter, Overdue};
 pub use census::{Census, QueueCensus};
 pub use chain::{ChainState, Hint, Holder, Kinds, Sent};

@@ -300,8 +300,8 @@ forward! {
         write return_messages(session: i64, numbers: Vec<i64>) -> u64;
         write clear_backlog() -> ();
         read backlog(queue: String, after: Option<String>, limit: u32, count: u32) -> Vec<TenantBacklog>;
-        write take_seat(queue: String, tenant: String, session: i64, most: u32) -> bool;
-        write return_seat(queue: String, tenant: String, session: i64) -> ();
+        write take_seat(seat: Seat, most: u32) -> bool;
+        write return_seat(seat: Seat) -> ();
         read ownership(epochs: Vec<i64>, payloads: bool) -> Vec<Option<Ownership>>;
     }
 }

@@ -314,6 +314,8 @@ fn leads_to(point: Point, dice: &Entropy, workers: usize) -> impl Iterator<Item 
         Point::SetAside => vec![Fault::Poison { queue, count: 5 }],
         Point::Stale | Point::PutOff => vec![Fault::Duplicate { queue: dice.below(8) }],
         Point::OthersEnded => vec![Fault::Strike { worker, blow: Blow::ALL[dice.below(2)], length: secs(15) }],
+        // The second of the platform queues is fair.
+        Point::Left | Point::Taken | Point::Forgotten => vec![Fault::CloseQueue { queue: 1, length: secs(12) }],
         Point::HandedOut => vec![Fault::BrokerDown { length: dice.between(secs(3), secs(15)) }],
         Point::OverdueRead | Point::LookNoted | Point::Resent => vec![Fault::Lose { queue: dice.below(8) }],
         _ => Vec::new(),

@@ -1,6 +1,6 @@
 //! The backlog of fair queues: what waits for its tenant's turn.
 
-use roundelay::ledger::{LeftMessage, TakenMessage, name_of_chain};
+use roundelay::ledger::{LeftMessage, Seat, TakenMessage, name_of_chain};
 
 use super::*;
 
@@ -137,26 +137,31 @@ async fn whose_a_chain_is() {
     }
 }
 
+fn seat(tenant: &str, session: i64, number: i64) -> Seat {
+    Seat { queue: "q".into(), tenant: tenant.into(), session, number }
+}
+
 #[tokio::test]
 async fn seats_of_a_tenant_are_as_many_as_it_may_have_and_go_with_their_sessions() {
     for opened in all().await {
         let ledger = &*opened.ledger;
         let (mine, others) = (session(ledger, LEASE).await, session(ledger, LEASE).await);
-        let take = async |tenant: &str, session, most| {
-            ledger.take_seat("q".into(), tenant.into(), session, most).await.unwrap()
-        };
-        assert!(!take("a", mine, 0).await);
-        assert!(take("a", mine, 3).await && take("a", others, 3).await && take("a", mine, 3).await);
-        assert!(!take("a", mine, 3).await && !take("a", others, 3).await);
-        assert!(take("b", others, 3).await && take("a", others, 4).await, "another tenant, and a larger quota");
-        ledger.return_seat("q".into(), "a".into(), mine).await.unwrap();
-        assert!(!take("a", others, 3).await && take("a", others, 4).await);
+        let take = async |seat: Seat, most| ledger.take_seat(seat, most).await.unwrap();
+        let a = |session, number| seat("a", session, number);
+        assert!(!take(a(mine, 1), 0).await);
+        assert!(take(a(mine, 1), 3).await && take(a(others, 1), 3).await && take(a(mine, 2), 3).await);
+        assert!(!take(a(mine, 3), 3).await && !take(a(others, 2), 3).await);
+        assert!(take(a(mine, 2), 3).await, "the same again is the same");
+        assert!(take(seat("b", others, 1), 3).await && take(a(others, 3), 4).await, "another tenant, a larger quota");
+        ledger.return_seat(a(mine, 2)).await.unwrap();
+        ledger.return_seat(a(mine, 2)).await.unwrap();
+        assert!(!take(a(others, 4), 3).await && take(a(others, 4), 4).await);
         ledger.end_session(others).await.unwrap();
-        assert!(take("a", mine, 2).await && !take("a", mine, 2).await);
-        for _ in 0..3 {
-            ledger.return_seat("q".into(), "a".into(), mine).await.unwrap();
+        assert!(take(a(mine, 5), 2).await && !take(a(mine, 6), 2).await);
+        for number in [1, 5] {
+            ledger.return_seat(a(mine, number)).await.unwrap();
         }
-        assert!(take("a", mine, 1).await && !take("a", mine, 1).await);
+        assert!(take(a(mine, 7), 1).await && !take(a(mine, 8), 1).await);
     }
 }
 
@@ -165,10 +170,10 @@ async fn seats_of_a_tenant_are_as_many_as_it_may_have_and_go_with_their_sessions
 async fn no_more_seats_are_taken_at_once_than_there_are() {
     for opened in all().await {
         let mut takes = JoinSet::new();
-        for _ in 0..40 {
+        for number in 0..40 {
             let ledger = opened.ledger.clone();
             let session = session(&*ledger, LEASE).await;
-            takes.spawn(async move { ledger.take_seat("q".into(), "a".into(), session, 7).await.unwrap() });
+            takes.spawn(async move { ledger.take_seat(seat("a", session, number), 7).await.unwrap() });
         }
         assert_eq!(takes.join_all().await.into_iter().filter(|taken| *taken).count(), 7);
     }

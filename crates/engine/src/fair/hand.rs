@@ -42,10 +42,10 @@ impl Hand {
 
     /// Whether a job of `tenant` that the broker has delivered is kept in hand. Not beside older ones in the backlog, or
     /// these would never have their turn.
-    pub(super) fn keeps(&self, tenant: &str, hold: usize, weight: impl Fn(&str) -> u32) -> bool {
-        let own = u64::from(weight(tenant));
-        let others: u64 = self.of.keys().filter(|of| &***of != tenant).map(|of| u64::from(weight(of))).sum();
-        !self.behind.contains_key(tenant) && self.count(tenant) < share(hold, own, own + others)
+    pub(super) fn keeps(&self, tenant: &str, hold: usize, quota: impl Fn(&str) -> Quota) -> bool {
+        let own = quota(tenant);
+        let others: u64 = self.of.keys().filter(|of| &***of != tenant).map(|of| quota(of).weight).sum();
+        !self.behind.contains_key(tenant) && self.count(tenant) < own.of(share(hold, own.weight, own.weight + others))
     }
 
     /// A message of `tenant` was left to the backlog.
@@ -66,29 +66,22 @@ impl Hand {
         }
     }
 
-    /// How many messages to take of the tenants that wait in the backlog. A tenant with no job in hand has at least one
-    /// taken, until twice what is held is in hand; of the others, as many as their shares have room for. Where so many
-    /// tenants wait that shares are less than a job, each look takes by weight.
-    pub(super) fn takes(&self, waiting: &[String], hold: usize, weight: impl Fn(&str) -> u32) -> Vec<(String, u32)> {
-        let weights: Vec<u64> = waiting.iter().map(|tenant| u64::from(weight(tenant))).collect();
-        let in_hand: u64 = self
-            .of
-            .keys()
-            .filter(|of| !waiting.iter().any(|tenant| tenant == &***of))
-            .map(|of| u64::from(weight(of)))
-            .sum();
-        let of_all = in_hand + weights.iter().sum::<u64>();
-        let lightest = weights.iter().copied().min().unwrap_or(1).max(1);
-        let (mut all, mut takes) = (self.all, Vec::new());
-        for (tenant, own) in waiting.iter().zip(weights) {
-            let here = self.count(tenant);
-            let by_turns = usize::try_from(own / lightest).unwrap_or(hold).min(hold);
-            let missing = share(hold, own, of_all).max(by_turns).saturating_sub(here);
-            let room = if here == 0 { (2 * hold).saturating_sub(all) } else { hold.saturating_sub(all) };
-            let most = if here == 0 && all >= hold { 1 } else { missing };
-            let take = most.min(room);
+    /// How many messages to take of the tenants that wait in the backlog: as many as their shares have room for, at least
+    /// one in hand of each, until twice what is held is in hand. Where so many tenants wait that shares are less than a
+    /// job, each look takes by weight.
+    pub(super) fn takes(&self, waiting: &[String], hold: usize, quota: impl Fn(&str) -> Quota) -> Vec<(String, u32)> {
+        let quotas: Vec<Quota> = waiting.iter().map(|tenant| quota(tenant)).collect();
+        let is_waiting = |of: &Arc<str>| waiting.iter().any(|tenant| **tenant == **of);
+        let in_hand: u64 = self.of.keys().filter(|of| !is_waiting(of)).map(|of| quota(of).weight).sum();
+        let of_all = in_hand + quotas.iter().map(|own| own.weight).sum::<u64>();
+        let lightest = quotas.iter().map(|own| own.weight).min().unwrap_or(1).max(1);
+        let (mut room, mut takes) = ((2 * hold).saturating_sub(self.all), Vec::new());
+        for (tenant, own) in waiting.iter().zip(quotas) {
+            let by_turns = usize::try_from(own.weight / lightest).unwrap_or(hold).min(hold);
+            let limit = own.of(share(hold, own.weight, of_all).max(by_turns));
+            let take = limit.saturating_sub(self.count(tenant)).min(room);
             if take > 0 {
-                all += take;
+                room -= take;
                 takes.push((tenant.clone(), u32::try_from(take).unwrap_or(u32::MAX)));
             }
         }
@@ -96,8 +89,115 @@ impl Hand {
     }
 }
 
+/// What a tenant may have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Quota {
+    /// Its share in proportion to those of others.
+    pub(super) weight: u64,
+    /// How many of its jobs run at the same time, at most.
+    pub(super) most: Option<u32>,
+}
+
+impl Quota {
+    /// How many jobs of a share are kept in hand: no more than may run, and the next one. Others would only take room.
+    fn of(self, share: usize) -> usize {
+        let most = self.most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
+        share.min(most.saturating_add(1)).max(1)
+    }
+}
+
 /// The share of `hold` jobs that a tenant of weight `own` has among tenants whose weights come to `of_all`: at least one.
 fn share(hold: usize, own: u64, of_all: u64) -> usize {
     let share = hold as u64 * own / of_all.max(1);
     usize::try_from(share).unwrap_or(hold).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(_: &str) -> Quota {
+        Quota { weight: 1, most: None }
+    }
+
+    fn hand(of: &[(&str, usize)]) -> Hand {
+        let mut hand = Hand::default();
+        for (tenant, count) in of {
+            (0..*count).for_each(|_| hand.add(&(*tenant).into()));
+        }
+        hand
+    }
+
+    fn waiting(tenants: &[&str]) -> Vec<String> {
+        tenants.iter().map(|tenant| (*tenant).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_table_of_what_is_kept_in_hand() {
+        let heavy = |tenant: &str| Quota { weight: if tenant == "heavy" { 3 } else { 1 }, most: None };
+        let two = |_: &str| Quota { weight: 1, most: Some(2) };
+        type Quotas<'a> = &'a dyn Fn(&str) -> Quota;
+        let table: [(&str, &[(&str, usize)], &str, Quotas<'_>, bool); 9] = [
+            ("the first", &[], "a", &plain, true),
+            ("alone, below what is held", &[("a", 7)], "a", &plain, true),
+            ("alone, as many as are held", &[("a", 8)], "a", &plain, false),
+            ("beside another, below its half", &[("a", 3), ("b", 1)], "a", &plain, true),
+            ("beside another, its half", &[("a", 4), ("b", 1)], "a", &plain, false),
+            ("a flood of another leaves it one at least", &[("a", 800)], "b", &plain, true),
+            ("by weight", &[("heavy", 5), ("a", 1)], "heavy", &heavy, true),
+            ("by weight, no more", &[("heavy", 6), ("a", 1)], "heavy", &heavy, false),
+            ("no more than may run, and one", &[("a", 3)], "a", &two, false),
+        ];
+        for (label, of, tenant, quota, keeps) in table {
+            assert_eq!(hand(of).keeps(tenant, 8, quota), keeps, "{label}");
+        }
+    }
+
+    #[test]
+    fn what_came_first_goes_first_until_the_backlog_has_none_of_the_tenant() {
+        let mut hand = hand(&[("a", 1)]);
+        hand.left(&"a".into());
+        assert!(!hand.keeps("a", 8, plain) && hand.keeps("b", 8, plain));
+        hand.looked(&waiting(&["a", "b"]), true);
+        assert!(!hand.keeps("a", 8, plain) && !hand.keeps("b", 8, plain));
+        hand.looked(&waiting(&["b"]), false);
+        assert!(!hand.keeps("a", 8, plain), "the pass is not over");
+        hand.looked(&[], true);
+        assert!(hand.keeps("a", 8, plain) && !hand.keeps("b", 8, plain));
+        hand.looked(&[], true);
+        assert!(hand.keeps("b", 8, plain));
+    }
+
+    #[test]
+    fn a_table_of_what_is_taken_from_the_backlog() {
+        let heavy = |tenant: &str| Quota { weight: if tenant == "heavy" { 3 } else { 1 }, most: None };
+        let one = |tenant: &str| Quota { weight: 1, most: (tenant == "a").then_some(1) };
+        type Quotas<'a> = &'a dyn Fn(&str) -> Quota;
+        let table: [(&str, &[(&str, usize)], &[&str], Quotas<'_>, &[(&str, u32)]); 8] = [
+            ("none waits", &[("a", 3)], &[], &plain, &[]),
+            ("one tenant has all", &[], &["a"], &plain, &[("a", 8)]),
+            ("what is missing", &[("a", 5)], &["a"], &plain, &[("a", 3)]),
+            ("its share beside one in hand", &[("b", 8)], &["a"], &plain, &[("a", 4)]),
+            ("by weight", &[], &["a", "heavy"], &heavy, &[("a", 2), ("heavy", 6)]),
+            ("no more than may run, and one", &[], &["a", "b"], &one, &[("a", 2), ("b", 4)]),
+            ("one of each, where there are many", &[("x", 14)], &["a", "b", "c"], &plain, &[("a", 2)]),
+            ("nothing, with twice as much in hand", &[("x", 16)], &["a"], &plain, &[]),
+        ];
+        for (label, of, tenants, quota, takes) in table {
+            let expected: Vec<_> = takes.iter().map(|(tenant, most)| ((*tenant).to_owned(), *most)).collect();
+            assert_eq!(hand(of).takes(&waiting(tenants), 8, quota), expected, "{label}");
+        }
+        let many: Vec<String> = (0..40).map(|n| format!("t{n:02}")).chain(["heavy".into()]).collect();
+        let takes = hand(&[]).takes(&many, 8, heavy);
+        assert_eq!(takes.len(), 16, "one of each until twice as much is in hand: {takes:?}");
+    }
+
+    #[test]
+    fn a_tenant_without_a_job_is_forgotten() {
+        let mut hand = hand(&[("a", 2)]);
+        hand.remove(&"a".into());
+        assert_eq!((hand.of.len(), hand.all), (1, 1));
+        hand.remove(&"a".into());
+        assert_eq!((hand.of.len(), hand.all), (0, 0));
+    }
 }

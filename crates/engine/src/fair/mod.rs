@@ -10,6 +10,7 @@
 
 mod gather;
 mod hand;
+mod seats;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::core::Core;
-use crate::life::Life;
+use crate::life::{Life, Point};
 use crate::patient::PatientLedger;
 use crate::pipeline;
 use crate::queue::QueueRun;
@@ -38,7 +39,7 @@ use crate::sealing;
 use crate::settlement::Settlement;
 use crate::telemetry::Count;
 use gather::Gather;
-use hand::Hand;
+use hand::{Hand, Quota};
 
 /// So many more messages than are to be held are asked for from the broker: what exceeds shares is left to the ledger in
 /// sets of as many.
@@ -175,7 +176,7 @@ impl Core {
         let keeps = {
             let hold = usize::from(queue.flow().prefetch);
             let mut hand = lane.hand.lock();
-            let keeps = hand.keeps(&tenant, hold, |tenant| self.weight(tenant));
+            let keeps = hand.keeps(&tenant, hold, |tenant| self.quota(queue, tenant));
             if keeps {
                 hand.add(&tenant);
             } else {
@@ -198,6 +199,7 @@ impl Core {
             return Place::Settled(Settlement::Requeue);
         }
         self.observing.telemetry.count(Count::Left);
+        self.observing.life.reached(Point::Left).await;
 
         lane.waits.store(true, Ordering::Relaxed);
         lane.look.notify_one();
@@ -230,8 +232,8 @@ impl Core {
         opened.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
     }
 
-    fn weight(&self, _tenant: &str) -> u32 {
-        1
+    fn quota(&self, _queue: &QueueRun, _tenant: &str) -> Quota {
+        Quota { weight: 1, most: None }
     }
 }
 
@@ -289,7 +291,7 @@ async fn look(
     let takes = {
         let mut hand = lane.hand.lock();
         hand.looked(&tenants, passed);
-        hand.takes(&tenants, hold, |tenant| core.weight(tenant))
+        hand.takes(&tenants, hold, |tenant| core.quota(queue, tenant))
     };
     // The next look begins a new pass, or goes on behind the last tenant.
     let from_the_start = turn.after.is_none();
@@ -303,6 +305,7 @@ async fn look(
     }
     let taken = core.ledger.take_messages(queue.source.clone(), session, takes).await?;
 
+    core.observing.life.reached(Point::Taken).await;
     for TakenMessage { number, tenant, body, takes } in taken {
         let in_hand = lane.hold_one(tenant.as_str().into());
         let settle = TakenSettle { settled: lane.settled.clone(), session, number };
@@ -320,6 +323,7 @@ async fn flush(core: &Core, lane: &FairLane, gone: bool) -> Result<(), LedgerErr
     let told = async {
         for (session, numbers) in by_session(&done) {
             core.ledger.forget_messages(session, numbers).await?;
+            core.observing.life.reached(Point::Forgotten).await;
         }
         let mut returns = by_session(&returned);
         if gone && returns.is_empty() {

@@ -5,7 +5,7 @@ use tokio_postgres::Row;
 
 use super::PostgresLedger;
 use super::group::small;
-use crate::backlog::{Backlog, LeftMessage, Ownership, TakenMessage, TenantBacklog};
+use crate::backlog::{Backlog, LeftMessage, Ownership, Seat, TakenMessage, TenantBacklog};
 use crate::error::LedgerError;
 
 /// The tenants behind `$2` (all for NULL) in the rows that `$which` picks, one lookup for each.
@@ -119,24 +119,25 @@ impl Backlog for PostgresLedger {
         self.reader.rows(sql, &[&queue, &after, &i64::from(limit), &i64::from(count)], read).await
     }
 
-    async fn take_seat(&self, queue: String, tenant: String, session: i64, most: u32) -> Result<bool, LedgerError> {
+    async fn take_seat(&self, seat: Seat, most: u32) -> Result<bool, LedgerError> {
         // Of two that come at once, the second waits for the row, and counts what the first has taken.
-        let take = "INSERT INTO seats AS s (queue, tenant, sessions) SELECT $1, $2, ARRAY[$3::int8] WHERE $4::int8 > 0
+        let take = "INSERT INTO seats AS s (queue, tenant, held) SELECT $1, $2, ARRAY[$3::text] WHERE $4::int8 > 0
                     ON CONFLICT (queue, tenant) DO UPDATE
-                    SET sessions = array_append(ARRAY(SELECT held FROM unnest(s.sessions) AS held
-                                                      WHERE held IN (SELECT session FROM sessions)), $3)
-                    WHERE (SELECT count(*) FROM unnest(s.sessions) AS held
-                           WHERE held IN (SELECT session FROM sessions)) < $4";
-        Ok(self.reader.execute(take, &[&queue, &tenant, &session, &i64::from(most)]).await? == 1)
+                    SET held = CASE WHEN $3 = ANY (s.held) THEN s.held ELSE array_append(ARRAY(
+                                   SELECT seat FROM unnest(s.held) AS seat
+                                   WHERE split_part(seat, '/', 1)::int8 IN (SELECT session FROM sessions)), $3) END
+                    WHERE $3 = ANY (s.held)
+                       OR (SELECT count(*) FROM unnest(s.held) AS seat
+                           WHERE split_part(seat, '/', 1)::int8 IN (SELECT session FROM sessions)) < $4";
+        let place = place(&seat);
+        Ok(self.reader.execute(take, &[&seat.queue, &seat.tenant, &place, &i64::from(most)]).await? == 1)
     }
 
-    async fn return_seat(&self, queue: String, tenant: String, session: i64) -> Result<(), LedgerError> {
-        let back = "UPDATE seats SET sessions = sessions[:array_position(sessions, $3) - 1]
-                                                || sessions[array_position(sessions, $3) + 1:]
-                    WHERE queue = $1 AND tenant = $2 AND $3 = ANY (sessions)";
-        self.reader.execute(back, &[&queue, &tenant, &session]).await?;
-        let empty = "DELETE FROM seats WHERE queue = $1 AND tenant = $2 AND sessions = '{}'";
-        self.reader.execute(empty, &[&queue, &tenant]).await.map(drop)
+    async fn return_seat(&self, seat: Seat) -> Result<(), LedgerError> {
+        let back = "UPDATE seats SET held = array_remove(held, $3) WHERE queue = $1 AND tenant = $2";
+        self.reader.execute(back, &[&seat.queue, &seat.tenant, &place(&seat)]).await?;
+        let empty = "DELETE FROM seats WHERE queue = $1 AND tenant = $2 AND held = '{}'";
+        self.reader.execute(empty, &[&seat.queue, &seat.tenant]).await.map(drop)
     }
 
     async fn ownership(&self, epochs: Vec<i64>, payloads: bool) -> Result<Vec<Option<Ownership>>, LedgerError> {
@@ -152,4 +153,9 @@ impl Backlog for PostgresLedger {
         };
         self.reader.rows(sql, &[&epochs, &payloads], read).await
     }
+}
+
+/// A seat, as the row of its tenant has it.
+fn place(seat: &Seat) -> String {
+    format!("{}/{}", seat.session, seat.number)
 }

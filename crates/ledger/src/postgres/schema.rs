@@ -342,8 +342,8 @@ const KIND_STATS: &str = r#"
 /// What chains have learned of how often their entities change.
 const LEARNED: &str = "ALTER TABLE chains ADD COLUMN learned bytea";
 
-/// Messages of fair queues that wait for their tenant's turn: `taken` is the session that has taken one, or 0. And the
-/// sessions that have leave to run a job of a tenant, once for each job, where quotas limit them.
+/// Messages of fair queues that wait for their tenant's turn: `taken` is the session that has taken one, or 0. And leave
+/// to run one job of a tenant each, where quotas limit them: `held` has the session and the number of each.
 const BACKLOG: &str = r#"
     CREATE TABLE backlog (
         number int8 GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -360,9 +360,9 @@ const BACKLOG: &str = r#"
     CREATE INDEX backlog_by_tenant ON backlog (queue, tenant);
     CREATE INDEX backlog_taken ON backlog (taken) WHERE taken <> 0;
     CREATE TABLE seats (
-        queue    text COLLATE "C" NOT NULL,
-        tenant   text COLLATE "C" NOT NULL,
-        sessions int8[] NOT NULL,
+        queue  text COLLATE "C" NOT NULL,
+        tenant text COLLATE "C" NOT NULL,
+        held   text[] NOT NULL,
         PRIMARY KEY (queue, tenant)
     );"#;
 

@@ -5,7 +5,7 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::SqliteLedger;
 use super::store::{Result, Store};
-use crate::backlog::{Backlog, LeftMessage, Ownership, TakenMessage, TenantBacklog};
+use crate::backlog::{Backlog, LeftMessage, Ownership, Seat, TakenMessage, TenantBacklog};
 use crate::error::LedgerError;
 
 /// The tenants behind `?2` (all for NULL) in the rows that `$which` picks, one lookup for each.
@@ -85,24 +85,23 @@ impl Store {
         self.connection.prepare_cached(sql)?.query_map(params![queue, after, limit, count], read)?.collect()
     }
 
-    pub fn take_seat(&mut self, queue: &str, tenant: &str, session: i64, most: u32) -> Result<bool> {
+    pub fn take_seat(&mut self, seat: &Seat, most: u32) -> Result<bool> {
+        let Seat { queue, tenant, session, number } = seat;
         let gone =
             "DELETE FROM seats WHERE queue = ?1 AND tenant = ?2 AND session NOT IN (SELECT session FROM sessions)";
         self.connection.prepare_cached(gone)?.execute([queue, tenant])?;
-        let take = "INSERT INTO seats (queue, tenant, session, seats)
-                    SELECT ?1, ?2, ?3, 1 WHERE
-                        (SELECT coalesce(sum(seats), 0) FROM seats WHERE queue = ?1 AND tenant = ?2) < ?4
-                    ON CONFLICT (queue, tenant, session) DO UPDATE SET seats = seats + 1";
-        Ok(self.connection.prepare_cached(take)?.execute(params![queue, tenant, session, most])? == 1)
+        let take = "INSERT OR IGNORE INTO seats (queue, tenant, session, number)
+                    SELECT ?1, ?2, ?3, ?4 WHERE (SELECT count(*) FROM seats WHERE queue = ?1 AND tenant = ?2) < ?5";
+        self.connection.prepare_cached(take)?.execute(params![queue, tenant, session, number, most])?;
+        let has =
+            "SELECT EXISTS (SELECT 1 FROM seats WHERE queue = ?1 AND tenant = ?2 AND session = ?3 AND number = ?4)";
+        self.connection.prepare_cached(has)?.query_row(params![queue, tenant, session, number], |row| row.get(0))
     }
 
-    pub fn return_seat(&mut self, queue: &str, tenant: &str, session: i64) -> Result<()> {
-        let last = "DELETE FROM seats WHERE queue = ?1 AND tenant = ?2 AND session = ?3 AND seats = 1";
-        if self.connection.prepare_cached(last)?.execute(params![queue, tenant, session])? == 0 {
-            let one = "UPDATE seats SET seats = seats - 1 WHERE queue = ?1 AND tenant = ?2 AND session = ?3";
-            self.connection.prepare_cached(one)?.execute(params![queue, tenant, session])?;
-        }
-        Ok(())
+    pub fn return_seat(&mut self, seat: &Seat) -> Result<()> {
+        let Seat { queue, tenant, session, number } = seat;
+        let back = "DELETE FROM seats WHERE queue = ?1 AND tenant = ?2 AND session = ?3 AND number = ?4";
+        self.connection.prepare_cached(back)?.execute(params![queue, tenant, session, number]).map(drop)
     }
 
     pub fn ownership(&self, epochs: &[i64], payloads: bool) -> Result<Vec<Option<Ownership>>> {
@@ -164,12 +163,12 @@ impl Backlog for SqliteLedger {
         self.read(move |store| store.backlog(&queue, after.as_deref(), limit, count)).await
     }
 
-    async fn take_seat(&self, queue: String, tenant: String, session: i64, most: u32) -> Result<bool, LedgerError> {
-        self.writer.write(move |store| store.take_seat(&queue, &tenant, session, most)).await
+    async fn take_seat(&self, seat: Seat, most: u32) -> Result<bool, LedgerError> {
+        self.writer.write(move |store| store.take_seat(&seat, most)).await
     }
 
-    async fn return_seat(&self, queue: String, tenant: String, session: i64) -> Result<(), LedgerError> {
-        self.writer.write(move |store| store.return_seat(&queue, &tenant, session)).await
+    async fn return_seat(&self, seat: Seat) -> Result<(), LedgerError> {
+        self.writer.write(move |store| store.return_seat(&seat)).await
     }
 
     async fn ownership(&self, epochs: Vec<i64>, payloads: bool) -> Result<Vec<Option<Ownership>>, LedgerError> {

@@ -407,8 +407,8 @@ const LEARNED: &str = "
                c.batch_open, c.batch_failed, c.depth, c.priority, c.manual, c.beside
         FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch;";
 
-/// Messages of fair queues that wait for their tenant's turn: `taken` is the session that has taken one, or 0. And for
-/// how many jobs of a tenant each session has leave to run, where quotas limit them.
+/// Messages of fair queues that wait for their tenant's turn: `taken` is the session that has taken one, or 0. And leave
+/// to run one job of a tenant each, where quotas limit them.
 const BACKLOG: &str = "
     CREATE TABLE backlog (
         number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -428,8 +428,8 @@ const BACKLOG: &str = "
         queue   TEXT    NOT NULL,
         tenant  TEXT    NOT NULL,
         session INTEGER NOT NULL,
-        seats   INTEGER NOT NULL,
-        PRIMARY KEY (queue, tenant, session)
+        number  INTEGER NOT NULL,
+        PRIMARY KEY (queue, tenant, session, number)
     ) WITHOUT ROWID;";
 
 /// The version of the format that this program knows.

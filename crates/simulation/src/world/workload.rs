@@ -58,6 +58,7 @@ throttle = "upstream"
 [queues.beta]
 concurrency = 1
 prefetch = 3
+fair = "owner"
 [queues.gamma]
 concurrency = 10
 [kinds.quick]
