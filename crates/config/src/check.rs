@@ -19,7 +19,7 @@ use roundelay_model::topology::Names;
 use roundelay_net::tls::{BrokerTls, TlsSettings};
 
 use super::raw::{self, Raw};
-use super::{api, encryption, exec, fresh, model, reasons, recurrence, roster, throttle, tracing};
+use super::{api, encryption, exec, fair, fresh, model, reasons, recurrence, roster, throttle, tracing};
 use crate::problems::{MAX_TIMEOUT, Problems, TEN_YEARS, check_backoff, known, listen_address};
 use crate::settings::{
     CatchUpSettings, Config, HandlerSettings, KindSettings, LedgerSettings, QueueSettings, SpawnSettings, Takeover,
@@ -80,12 +80,15 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         if let Some(throttle) = &queue.throttle {
             known(&mut problems, &["queues", &name, "throttle"], throttle, "throttles", raw.throttles.keys());
         }
+        let shared = fair::of_queue(&mut problems, &name, &queue, &raw.throttles);
         let settings = QueueSettings {
             concurrency: queue.concurrency,
             prefetch,
             priority: queue.priority,
             lanes: queue.lanes.max(1),
             throttle: queue.throttle,
+            fair: shared,
+            most: queue.most,
         };
         (name, settings)
     });
@@ -105,6 +108,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     }
 
     let throttles = throttle::check(&mut problems, raw.throttles);
+    let tenants = fair::tenants(&mut problems, raw.tenants);
     for (name, kind) in &kinds {
         throttle::check_cost(&mut problems, name, kind, &queues, &throttles);
         fresh::check_budget(&mut problems, (name, kind), &kinds, &queues, &throttles);
@@ -205,6 +209,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         encryption: encryption.into(),
         queues,
         throttles,
+        tenants,
         kinds,
         ladder,
         shown: String::new(),

@@ -15,6 +15,8 @@ use roundelay_model::ladder::Ladder;
 use roundelay_model::lanes::{Lanes, MAX_LANES};
 use roundelay_model::outcome::RetryPolicy;
 use roundelay_model::pacing::ThrottleSettings;
+use roundelay_model::pacing::fair::ShareSettings;
+use roundelay_model::pacing::key::KeyPath;
 use roundelay_model::policy::Policies;
 use roundelay_model::schedule::{Pace, Rhythm, Schedule};
 use roundelay_model::topology::{Names, Topology};
@@ -55,6 +57,9 @@ pub struct Config {
     /// Throttles by name.
     #[doc(hidden)]
     pub throttles: BTreeMap<String, ThrottleSettings>,
+    /// The shares of tenants, by name.
+    #[doc(hidden)]
+    pub tenants: BTreeMap<String, ShareSettings>,
     /// Kinds by name.
     #[doc(hidden)]
     pub kinds: BTreeMap<String, KindSettings>,
@@ -118,6 +123,10 @@ pub struct QueueSettings {
     pub lanes: u8,
     /// The throttle that paces its starts.
     pub throttle: Option<String>,
+    /// The part of a job by which tenants share its places, and the slots of its throttle if that is fair.
+    pub fair: Option<KeyPath>,
+    /// How many jobs of one tenant run at the same time at most, over all workers.
+    pub most: Option<u32>,
 }
 
 impl QueueSettings {

@@ -10,6 +10,7 @@ use roundelay_handler::exec::ExecHandler;
 use roundelay_handler::http::HttpHandler;
 use roundelay_handler::{Handler, http};
 use roundelay_model::fleet::{FleetOrders, Flow};
+use roundelay_model::pacing::fair::Shares;
 use roundelay_model::schedule::Balances;
 use roundelay_model::topology::Names;
 use tokio::sync::{Notify, SetOnce};
@@ -87,14 +88,16 @@ impl Engine {
             };
             self.handlers.insert(name.clone(), handler);
         }
-        let throttles = Throttles::new(&config.throttles, &connections.ledger, &self.telemetry, self.gated);
+        let shares = Arc::new(Shares::new(config.shares()));
+        let throttles = Throttles::new(&config.throttles, &connections.ledger, &self.telemetry, &shares, self.gated);
         let vitals = Arc::new(Vitals::new(config.worker.lease));
         let lives = vitals.clone();
         throttles.only_while(move || lives.session().is_some());
         let wanted = |name: &String| self.queues.as_ref().is_none_or(|queues| queues.contains(name));
         let dispatch = Dispatch { telemetry: self.telemetry.clone(), ..Dispatch::new(config, &connections) };
         let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {
-            let (room, balances) = (ConcurrencyLimit::new(settings.concurrency), Arc::<Balances>::default());
+            let room = ConcurrencyLimit::new(settings.concurrency, settings.fair.as_ref().map(|_| shares.clone()));
+            let balances = Arc::<Balances>::default();
             // What waits here keeps its place from others, and can be put off only from here.
             let ahead = settings.throttle.as_ref().and_then(|name| config.throttles.get(name)?.ahead());
             let plain = FleetOrders::default();
@@ -109,6 +112,7 @@ impl Engine {
                 flow_watch: FlowWatch::new(flow),
                 priority: settings.rank(lane),
                 room: room.clone(),
+                fair: settings.fair.clone(),
                 throttle: settings
                     .throttle
                     .as_ref()
@@ -141,7 +145,8 @@ impl Engine {
                 ahead: None,
                 flow_watch: FlowWatch::new(Flow { open: true, places: most, prefetch }),
                 priority: 0,
-                room: ConcurrencyLimit::new(most),
+                room: ConcurrencyLimit::new(most, None),
+                fair: None,
                 throttle: None,
                 figures: self.telemetry.queue(&name),
                 handed_out: Arc::default(),
@@ -208,6 +213,7 @@ impl Engine {
             stop,
             queues: Arc::new(queues),
             throttles,
+            shares,
             catch_up: self.config.catch_up.clone(),
             in_hand: Arc::default(),
             claim_time: ClaimTime::default(),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use roundelay_broker::Delivery;
 use roundelay_ledger::{Claim, ClaimRequest, Hint, LedgerError};
 use roundelay_model::deaths;
+use roundelay_model::pacing::fair::Tenant;
 use tokio::time::Instant;
 
 use crate::core::Core;
@@ -47,7 +48,8 @@ impl Core {
         }
         loop {
             let waiting = trace.begin();
-            let permit = self.permit(queue, &request.hint.kind, Some(request.hint.due), (delivery, true)).await?;
+            let (kind, due) = (&request.hint.kind, Some(request.hint.due));
+            let permit = self.permit(queue, kind, due, &Tenant::default(), (delivery, true)).await?;
             self.observing.life.reached(Point::Permitted).await;
             if self.catalog.kind(&request.hint.kind).is_some_and(|kind| kind.follows_the_wall()) {
                 tokio::select! {
@@ -138,7 +140,7 @@ impl Core {
         let claim = self.ledger.claim(ClaimRequest { session: term.session(), ..request }).await.ok()?;
         drop(turn);
         let permit = match &claim {
-            Claim::Granted(_) => self.permit(queue, &kind, Some(due), (delivery, true)).await?,
+            Claim::Granted(_) => self.permit(queue, &kind, Some(due), &Tenant::default(), (delivery, true)).await?,
             _ => Permit { slot: None, blocked: None, _room: None },
         };
         Some(Answered { permit, claim, term, _kept: None })

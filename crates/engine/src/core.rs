@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use roundelay_config::CatchUpSettings;
 use roundelay_config::Config;
 use roundelay_model::clock::Entropy;
+use roundelay_model::pacing::fair::Shares;
 use tokio::sync::SetOnce;
 use tokio::time::Instant;
 
@@ -41,6 +42,8 @@ pub(crate) struct Core {
     /// Those consumed here, each with its lanes from the lowest.
     pub(crate) queues: Arc<Queues>,
     pub(crate) throttles: Throttles,
+    /// The shares of tenants.
+    pub(crate) shares: Arc<Shares>,
     pub(crate) catch_up: CatchUpSettings,
     pub(crate) in_hand: Arc<Hands>,
     pub(crate) claim_time: ClaimTime,

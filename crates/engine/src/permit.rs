@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use roundelay_broker::Delivery;
 use roundelay_model::clock::Time;
+use roundelay_model::pacing::fair::Tenant;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::concurrency::RunPlace;
@@ -39,12 +40,13 @@ impl Core {
         queue: &QueueRun,
         kind: &str,
         due: Option<Time>,
+        tenant: &Tenant,
         (delivery, tick): (&Delivery, bool),
     ) -> Option<Permit> {
         let since = Instant::now();
         let wait = async {
             loop {
-                let room = queue.room.enter(queue.lane).await;
+                let room = queue.room.enter(queue.lane, tenant).await;
                 let mut blocked = None;
                 let slot = match &queue.throttle {
                     // Asked once more below, since this can take long too.
@@ -52,18 +54,19 @@ impl Core {
                     Some((throttle, figures)) if throttle.settings().key.is_none() => {
                         let _waiting = figures.wait();
                         let due = due.unwrap_or_else(|| self.ledger.now());
+                        let cost = self.catalog.cost_of(kind);
                         let want =
-                            Want { priority: queue.priority, due, cost: self.catalog.cost_of(kind), probe: false };
+                            Want { priority: queue.priority, tenant: tenant.clone(), due, cost, ..Want::default() };
                         // There is time left to say so.
                         let left = MAX_WAITING.saturating_sub(since.elapsed() + TIME_TO_SAY);
-                        let slot = timeout(throttle.settings().block.min(left), throttle.slot("", want));
+                        let slot = timeout(throttle.settings().block.min(left), throttle.slot("", want.clone()));
                         let slot = tokio::select! {
                             biased;
                             slot = slot => slot,
-                            // A job of a higher lane takes this place, and this job waits for a place again.
+                            // A job of a higher lane, or of another tenant, takes this place, and this job waits for a place again.
                             () = room.wanted() => continue,
                         };
-                        blocked = slot.is_err().then(|| throttle.wait_of("", want).max(MIN_BLOCK));
+                        blocked = slot.is_err().then(|| throttle.wait_of("", &want).max(MIN_BLOCK));
                         slot.ok()
                     }
                     _ => None,

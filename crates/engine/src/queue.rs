@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrders, Flow};
+use roundelay_model::pacing::fair::Tenant;
+use roundelay_model::pacing::key::KeyPath;
 use roundelay_model::schedule::Balances;
+use serde_json::Value;
 
 use crate::concurrency::ConcurrencyLimit;
 use crate::flow_watch::FlowWatch;
@@ -39,6 +42,8 @@ pub(super) struct QueueRun {
     pub(super) priority: i32,
     /// What the lanes share.
     pub(super) room: Arc<ConcurrencyLimit>,
+    /// The part of a job by which its places, and the slots of its throttle, are shared between tenants.
+    pub(super) fair: Option<KeyPath>,
     pub(super) throttle: Option<(Arc<Throttle>, Arc<ThrottleFigures>)>,
     pub(super) figures: Arc<QueueFigures>,
     /// Ticks in hand that came from the ledger, without a message.
@@ -78,6 +83,11 @@ impl QueueRun {
         let flow = Flow::of(self.places, self.prefetch, self.ahead, queue, worker);
         self.room.resize(flow.places);
         self.flow_watch.set(flow);
+    }
+
+    /// The tenant of a job with these parts; the empty one where nothing is shared.
+    pub(super) fn tenant_of(&self, kind: &str, key: &str, owner: Option<&str>, payload: &Value) -> Tenant {
+        self.fair.as_ref().map_or_else(Tenant::default, |path| path.of_parts(kind, key, owner, payload).into())
     }
 
     /// The throttle whose slot is part of the leave to start: that of one with keys is waited for later.
@@ -150,7 +160,8 @@ mod tests {
             ahead: None,
             flow_watch: FlowWatch::new(Flow { open: true, places: 1, prefetch }),
             priority: 0,
-            room: ConcurrencyLimit::new(1),
+            room: ConcurrencyLimit::new(1, None),
+            fair: None,
             throttle: None,
             figures: Telemetry::default().queue("q"),
             handed_out: Arc::default(),

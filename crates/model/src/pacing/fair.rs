@@ -20,7 +20,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap};
 use std::sync::Arc;
 
-pub use shares::{MAX_WEIGHT, Quota, ShareSettings, Shares};
+pub use shares::{Configured, MAX_WEIGHT, Quota, ShareSettings, Shares};
 
 /// The one who shares: the value of the field that `fair` names. Jobs without one are the empty tenant.
 pub type Tenant = Arc<str>;
@@ -35,6 +35,8 @@ const UNIT: Tag = 1 << 20;
 const MAX_REMEMBERED: usize = 10_000;
 /// The mean time of a place follows a new one by this part.
 const NEWEST: u64 = 16;
+/// What it is taken for until a place has been given back: a second.
+const FIRST_STAY: u64 = 1_000_000;
 
 /// Those who wait, each for one of the tenants. Within a tenant the smallest `K` is first.
 #[derive(Debug)]
@@ -91,7 +93,7 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
             by_tag: BTreeSet::new(),
             level: 0,
             waiting: 0,
-            stay: 0,
+            stay: FIRST_STAY,
             contended: None,
         }
     }
@@ -142,6 +144,22 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
         self.waiting -= 1;
         self.settle(tenant);
         Some(waiter)
+    }
+
+    /// The keys of those who wait, in no order.
+    pub fn keys(&self) -> impl Iterator<Item = K> {
+        self.tenants.values().flat_map(|account| account.waiting.keys().copied())
+    }
+
+    /// Sends those away that are not to be kept.
+    pub fn retain(&mut self, keep: impl Fn(&W) -> bool) {
+        let all =
+            self.tenants.iter().flat_map(|(tenant, account)| account.waiting.iter().map(move |one| (tenant, one)));
+        let gone = all.filter(|(_, (_, waiter))| !keep(waiter));
+        let gone: Vec<(Tenant, K)> = gone.map(|(tenant, (key, _))| (tenant.clone(), *key)).collect();
+        for (tenant, key) in gone {
+            self.leave(&tenant, key);
+        }
     }
 
     /// Who has the next turn at the time `now`. It looks at each tenant in the line.
@@ -226,10 +244,7 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
     pub fn vacate(&mut self, tenant: &Tenant, began: u64, now: u64) {
         let weight = self.shares.weight(tenant);
         let took = now.saturating_sub(began);
-        self.stay = match self.stay {
-            0 => took,
-            stay => stay - stay / NEWEST + took / NEWEST,
-        };
+        self.stay = self.stay - self.stay / NEWEST + took / NEWEST;
         // What it had while there was room for all is not charged.
         let began = began.max(self.contended.unwrap_or(began));
         if let Some(account) = self.tenants.get_mut(tenant) {

@@ -35,21 +35,30 @@ pub enum Quota {
     Unlimited,
 }
 
+/// What is configured of the shares of tenants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Configured {
+    /// `[tenants]`
+    pub tenants: BTreeMap<String, ShareSettings>,
+    /// How many jobs of one tenant run at the same time at most, by the queue.
+    pub queues: BTreeMap<String, u32>,
+}
+
 /// What is configured of tenants, under what operators have ordered. All parts of a worker read the same.
 #[derive(Debug, Default)]
 pub struct Shares {
-    configured: RwLock<BTreeMap<String, ShareSettings>>,
+    configured: RwLock<Configured>,
     ordered: RwLock<BTreeMap<String, OrderedShare>>,
 }
 
 impl Shares {
     /// As configured, without an order.
-    pub fn new(configured: BTreeMap<String, ShareSettings>) -> Self {
+    pub fn new(configured: Configured) -> Self {
         Self { configured: RwLock::new(configured), ordered: RwLock::default() }
     }
 
     /// Takes over another configuration. Orders stay.
-    pub fn take_over(&self, configured: BTreeMap<String, ShareSettings>) {
+    pub fn take_over(&self, configured: Configured) {
         *self.configured.write() = configured;
     }
 
@@ -65,16 +74,20 @@ impl Shares {
     /// The weight of `tenant`, from 1 to [`MAX_WEIGHT`].
     pub fn weight(&self, tenant: &str) -> u32 {
         let ordered = self.ordered.read().get(tenant).and_then(|share| share.weight);
-        let weight = ordered.or_else(|| self.configured.read().get(tenant).map(|share| share.weight));
+        let weight = ordered.or_else(|| self.configured.read().tenants.get(tenant).map(|share| share.weight));
         weight.unwrap_or(1).clamp(1, MAX_WEIGHT)
     }
 
-    /// How many jobs of `tenant` run at the same time at most, on a queue that says `default`. `None`: no limit.
-    pub fn most(&self, tenant: &str, default: Option<u32>) -> Option<u32> {
+    /// How many jobs of `tenant` run at the same time at most on `queue`, over all workers. `None`: no limit.
+    pub fn most(&self, tenant: &str, queue: &str) -> Option<u32> {
         match self.ordered.read().get(tenant).and_then(|share| share.most) {
             Some(Quota::Most(most)) => Some(most),
             Some(Quota::Unlimited) => None,
-            None => self.configured.read().get(tenant).and_then(|share| share.most).or(default),
+            None => {
+                let configured = self.configured.read();
+                let own = configured.tenants.get(tenant).and_then(|share| share.most);
+                own.or_else(|| configured.queues.get(queue).copied())
+            }
         }
     }
 }
@@ -89,14 +102,16 @@ mod tests {
     fn an_order_goes_before_the_configuration_and_the_configuration_before_the_queue() {
         let of = |weight, most| ShareSettings { weight, most };
         let configured = [("acme", of(5, Some(100))), ("small", of(2, None))];
-        let shares = Shares::new(configured.map(|(name, share)| (name.to_owned(), share)).into());
+        let tenants = configured.map(|(name, share)| (name.to_owned(), share)).into();
+        let queues: BTreeMap<String, u32> = [("work".to_owned(), 20)].into();
+        let shares = Shares::new(Configured { tenants, queues: queues.clone() });
         let order = |name: &str, orders: &[FleetOrder]| {
             let mut all = FleetOrders::default();
             orders.iter().for_each(|order| all.add(order.clone(), "ann", Time::from_millis(0)));
             shares.obey(&[(Subject::Tenant(name.into()), all)].into());
         };
         let share = |weight, most| FleetOrder::Share { weight, most };
-        let seen = |name: &str| (shares.weight(name), shares.most(name, Some(20)), shares.most(name, None));
+        let seen = |name: &str| (shares.weight(name), shares.most(name, "work"), shares.most(name, "other"));
         assert_eq!(seen("acme"), (5, Some(100), Some(100)));
         assert_eq!(seen("small"), (2, Some(20), None));
         assert_eq!(seen("unknown"), (1, Some(20), None));
@@ -108,7 +123,7 @@ mod tests {
         assert_eq!(seen("acme"), (5, None, None));
         order("acme", &[share(Some(7), Some(Quota::Unlimited)), FleetOrder::ShareAsConfigured]);
         assert_eq!(seen("acme"), (5, Some(100), Some(100)));
-        shares.take_over(BTreeMap::new());
+        shares.take_over(Configured { queues, ..Configured::default() });
         assert_eq!(seen("acme"), (1, Some(20), None));
     }
 }

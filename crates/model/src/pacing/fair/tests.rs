@@ -6,7 +6,7 @@ type Line = FairLine<u64, ()>;
 
 fn shares(weights: &[u32]) -> Arc<Shares> {
     let of = |(n, weight): (usize, &u32)| (n.to_string(), ShareSettings { weight: *weight, most: None });
-    Arc::new(Shares::new(weights.iter().enumerate().map(of).collect()))
+    Arc::new(Shares::new(Configured { tenants: weights.iter().enumerate().map(of).collect(), ..Configured::default() }))
 }
 
 fn tenant(n: usize) -> Tenant {
@@ -113,9 +113,10 @@ fn another_weight_counts_from_the_next_turn_on() {
     let mut line = Line::new(weights.clone());
     flood(&mut line, &[0, 1], 0, 2_000);
     assert_eq!(counts(&served(&mut line, 600), 2), [300, 300]);
-    weights.take_over([("1".to_owned(), ShareSettings { weight: 5, most: None })].into());
+    let five = [("1".to_owned(), ShareSettings { weight: 5, most: None })].into();
+    weights.take_over(Configured { tenants: five, ..Configured::default() });
     assert_eq!(counts(&served(&mut line, 600), 2), [100, 500]);
-    weights.take_over(BTreeMap::new());
+    weights.take_over(Configured::default());
     assert_eq!(counts(&served(&mut line, 600), 2), [300, 300]);
 }
 
