@@ -8,9 +8,10 @@ use roundelay_broker::BrokerUrl;
 use roundelay_handler::exec::ExecSettings;
 use roundelay_handler::http::HttpSettings;
 use roundelay_model::pacing::ThrottleSettings;
+use roundelay_model::pacing::fair::Configured;
 
 use crate::recurrence::Recurrence;
-use crate::settings::{Config, HandlerSettings, KindSettings};
+use crate::settings::{Config, HandlerSettings, KindSettings, QueueSettings};
 
 /// What a new configuration comes to.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub struct Change {
     pub moved: BTreeSet<String>,
     /// Throttles that allow something else, or another way.
     pub throttles: BTreeMap<String, ThrottleSettings>,
+    /// The shares of tenants, if they are others.
+    pub shares: Option<Configured>,
     /// There are other keys, or another one seals.
     pub keys: bool,
     /// What stays as it was until the worker is started again.
@@ -36,6 +39,7 @@ pub fn compare(old: &Config, new: &Config) -> Change {
         changed: Vec::new(),
         moved: BTreeSet::new(),
         throttles: BTreeMap::new(),
+        shares: (old.shares() != new.shares()).then(|| new.shares()),
         keys: old.encryption != new.encryption,
         fixed: Vec::new(),
     };
@@ -53,7 +57,7 @@ pub fn compare(old: &Config, new: &Config) -> Change {
         ("[api]", said(&old.api) == said(&new.api)),
         ("[catch_up]", said(&old.catch_up) == said(&new.catch_up)),
         ("[tracing]", old.tracing == new.tracing),
-        ("[queues]", said(&old.queues) == said(&new.queues)),
+        ("[queues]", of_queues(old) == of_queues(new)),
     ] {
         if !same {
             change.fixed.push(name.into());
@@ -62,8 +66,15 @@ pub fn compare(old: &Config, new: &Config) -> Change {
     for (name, is) in &new.throttles {
         match old.throttles.get(name) {
             None => change.fixed.push(format!("[throttles.{name}], which is new")),
-            Some(was) if was != is => drop(change.throttles.insert(name.clone(), is.clone())),
-            Some(_) => {}
+            Some(was) => {
+                if was.fair != is.fair {
+                    change.fixed.push(format!("throttles.{name}.fair"));
+                }
+                let is = ThrottleSettings { fair: was.fair.clone(), ..is.clone() };
+                if *was != is {
+                    change.throttles.insert(name.clone(), is);
+                }
+            }
         }
     }
     for (name, was) in &old.kinds {
@@ -127,11 +138,18 @@ fn of_handler(kind: &str, was: &HandlerSettings, is: &HandlerSettings) -> Vec<St
     allow.into_iter().chain(other.then(|| format!("kinds.{kind}.handler"))).collect()
 }
 
+/// What stays as it was of the queues. By which part of a job they are fair goes with messages and with chains.
+fn of_queues(config: &Config) -> String {
+    let fixed =
+        |(name, queue): (&String, &QueueSettings)| (name.clone(), QueueSettings { most: None, ..queue.clone() });
+    said(&config.queues.iter().map(fixed).collect::<BTreeMap<_, _>>())
+}
+
 /// What a change comes to: taken over at once, or (false) only with a restart; nothing when all is as it was.
 #[cfg(test)]
 pub fn comes_to(old: &Config, new: &Config) -> Option<bool> {
-    let Change { changed, throttles, fixed, keys, .. } = compare(old, new);
-    let same = fixed.is_empty() && changed.is_empty() && throttles.is_empty() && !keys;
+    let Change { changed, throttles, shares, fixed, keys, .. } = compare(old, new);
+    let same = fixed.is_empty() && changed.is_empty() && throttles.is_empty() && shares.is_none() && !keys;
     (!same).then_some(fixed.is_empty())
 }
 
@@ -174,6 +192,24 @@ mod tests {
         let change = compare(&config(TEXT), &config(&TEXT.replace("allow = 5", "allow = 6")));
         assert_eq!(change.throttles["slow"].limits.window.allow, 6);
         assert!(change.fixed.is_empty() && change.changed.is_empty());
+    }
+
+    #[test]
+    fn the_shares_of_tenants_are_others_from_now_on() {
+        let fair = TEXT.replace("[queues.work]", "[queues.work]\nfair = 'owner'\n[tenants.acme]\nmost = 3");
+        let heavy = fair.replace("most = 3", "most = 3\nweight = 5");
+        let most = fair.replace("fair = 'owner'", "fair = 'owner'\nmost = 7");
+        for (text, most, weight) in [(heavy, None, 5), (most, Some(7), 1)] {
+            let change = compare(&config(&fair), &config(&text));
+            let shares = change.shares.unwrap();
+            assert_eq!((shares.queues.get("work").copied(), shares.tenants["acme"].weight), (most, weight));
+            assert!(change.fixed.is_empty());
+        }
+        assert_eq!(compare(&config(&fair), &config(TEXT)).fixed, ["[queues]"], "of what it is fair waits");
+        let throttle = TEXT.replace("allow = 5", "allow = 6\nfair = 'owner'");
+        let change = compare(&config(TEXT), &config(&throttle));
+        assert_eq!(change.fixed, ["throttles.slow.fair"]);
+        assert_eq!((change.throttles["slow"].limits.window.allow, &change.throttles["slow"].fair), (6, &None));
     }
 
     #[test]

@@ -14,13 +14,12 @@ use roundelay_model::job::check_name;
 use roundelay_model::ladder::Ladder;
 use roundelay_model::lanes::MAX_LANES;
 use roundelay_model::outcome::RetryPolicy;
-use roundelay_model::pacing::key::KeyPath;
 use roundelay_model::secret::Secret;
 use roundelay_model::topology::Names;
 use roundelay_net::tls::{BrokerTls, TlsSettings};
 
 use super::raw::{self, Raw};
-use super::{api, encryption, exec, fresh, model, reasons, recurrence, roster, throttle, tracing};
+use super::{api, encryption, exec, fair, fresh, model, reasons, recurrence, roster, throttle, tracing};
 use crate::problems::{MAX_TIMEOUT, Problems, TEN_YEARS, check_backoff, known, listen_address};
 use crate::settings::{
     CatchUpSettings, Config, HandlerSettings, KindSettings, LedgerSettings, QueueSettings, SpawnSettings, Takeover,
@@ -81,17 +80,15 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         if let Some(throttle) = &queue.throttle {
             known(&mut problems, &["queues", &name, "throttle"], throttle, "throttles", raw.throttles.keys());
         }
-        let fair = queue.fair.as_deref().map(KeyPath::parse).transpose().unwrap_or_else(|error| {
-            problems.add(&["queues", &name, "fair"], error);
-            None
-        });
+        let shared = fair::of_queue(&mut problems, &name, &queue, &raw.throttles);
         let settings = QueueSettings {
             concurrency: queue.concurrency,
             prefetch,
             priority: queue.priority,
             lanes: queue.lanes.max(1),
-            fair,
             throttle: queue.throttle,
+            fair: shared,
+            most: queue.most,
         };
         (name, settings)
     });
@@ -111,6 +108,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     }
 
     let throttles = throttle::check(&mut problems, raw.throttles);
+    let tenants = fair::tenants(&mut problems, raw.tenants);
     for (name, kind) in &kinds {
         throttle::check_cost(&mut problems, name, kind, &queues, &throttles);
         fresh::check_budget(&mut problems, (name, kind), &kinds, &queues, &throttles);
@@ -211,6 +209,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         encryption: encryption.into(),
         queues,
         throttles,
+        tenants,
         kinds,
         ladder,
         shown: String::new(),

@@ -15,6 +15,7 @@ use roundelay_model::ladder::Ladder;
 use roundelay_model::lanes::{Lanes, MAX_LANES};
 use roundelay_model::outcome::RetryPolicy;
 use roundelay_model::pacing::ThrottleSettings;
+use roundelay_model::pacing::fair::ShareSettings;
 use roundelay_model::pacing::key::KeyPath;
 use roundelay_model::policy::Policies;
 use roundelay_model::schedule::{Pace, Rhythm, Schedule};
@@ -56,6 +57,9 @@ pub struct Config {
     /// Throttles by name.
     #[doc(hidden)]
     pub throttles: BTreeMap<String, ThrottleSettings>,
+    /// The shares of tenants, by name.
+    #[doc(hidden)]
+    pub tenants: BTreeMap<String, ShareSettings>,
     /// Kinds by name.
     #[doc(hidden)]
     pub kinds: BTreeMap<String, KindSettings>,
@@ -117,10 +121,12 @@ pub struct QueueSettings {
     pub priority: i32,
     /// How many of the kinds' priorities it tells apart: so many queues on the broker stand behind it.
     pub lanes: u8,
-    /// The part of a job that names its tenant, if tenants share the queue.
-    pub fair: Option<KeyPath>,
     /// The throttle that paces its starts.
     pub throttle: Option<String>,
+    /// The part of a job by which tenants share its places, and the slots of its throttle if that is fair.
+    pub fair: Option<KeyPath>,
+    /// How many jobs of one tenant run at the same time at most, over all workers.
+    pub most: Option<u32>,
 }
 
 impl QueueSettings {

@@ -9,7 +9,7 @@ use roundelay_model::pacing::key::KeyPath;
 use roundelay_model::pacing::slots::{Breaker, Limits, Window};
 use roundelay_model::pacing::{BudgetSettings, ThrottleSettings};
 
-use super::raw;
+use super::{fair, raw};
 use crate::problems::Problems;
 use crate::settings::{KindSettings, QueueSettings};
 
@@ -50,6 +50,12 @@ fn one(problems: &mut Problems, name: &str, throttle: raw::Throttle) -> Throttle
         problems.add(&at("key"), error);
         None
     });
+    let shared = fair::path(problems, &at("fair"), throttle.fair.as_deref());
+    if shared.is_some() && key.is_some() {
+        let words = "shares one limit between tenants, and with `key` each value has a limit of its own; leave one of the \
+                     two out";
+        problems.add(&at("fair"), words);
+    }
     let budget = throttle.budget.map(|budget| {
         let mut header = |key: &'static str, text| header(problems, &["throttles", name, "budget", key], text);
         BudgetSettings {
@@ -73,7 +79,16 @@ fn one(problems: &mut Problems, name: &str, throttle: raw::Throttle) -> Throttle
         burst: throttle.burst,
         also: throttle.also.iter().map(|w| window(w.allow, w.per.0)).collect(),
     };
-    ThrottleSettings { limits: Arc::new(limits), scope: throttle.scope, key, block, budget, cost_header, breaker }
+    ThrottleSettings {
+        limits: Arc::new(limits),
+        scope: throttle.scope,
+        key,
+        fair: shared,
+        block,
+        budget,
+        cost_header,
+        breaker,
+    }
 }
 
 fn header(problems: &mut Problems, path: &[&str], text: String) -> String {

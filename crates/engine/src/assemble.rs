@@ -10,6 +10,7 @@ use roundelay_handler::exec::ExecHandler;
 use roundelay_handler::http::HttpHandler;
 use roundelay_handler::{Handler, http};
 use roundelay_model::fleet::{FleetOrders, Flow};
+use roundelay_model::pacing::fair::Shares;
 use roundelay_model::pacing::key::KeyPath;
 use roundelay_model::schedule::Balances;
 use roundelay_model::topology::Names;
@@ -89,14 +90,16 @@ impl Engine {
             };
             self.handlers.insert(name.clone(), handler);
         }
-        let throttles = Throttles::new(&config.throttles, &connections.ledger, &self.telemetry, self.gated);
+        let shares = Arc::new(Shares::new(config.shares()));
+        let throttles = Throttles::new(&config.throttles, &connections.ledger, &self.telemetry, &shares, self.gated);
         let vitals = Arc::new(Vitals::new(config.worker.lease));
         let lives = vitals.clone();
         throttles.only_while(move || lives.session().is_some());
         let wanted = |name: &String| self.queues.as_ref().is_none_or(|queues| queues.contains(name));
         let dispatch = Dispatch { telemetry: self.telemetry.clone(), ..Dispatch::new(config, &connections) };
         let queues = config.queues.iter().filter(|(name, _)| wanted(name)).map(|(name, settings)| {
-            let (room, balances) = (ConcurrencyLimit::new(settings.concurrency), Arc::<Balances>::default());
+            let room = ConcurrencyLimit::new(settings.concurrency, settings.fair.as_ref().map(|_| shares.clone()));
+            let balances = Arc::<Balances>::default();
             // What waits here keeps its place from others, and can be put off only from here.
             let ahead = settings.throttle.as_ref().and_then(|name| config.throttles.get(name)?.ahead());
             let plain = FleetOrders::default();
@@ -145,7 +148,7 @@ impl Engine {
                 flow_watch: FlowWatch::new(Flow { open: true, places: most, prefetch }),
                 priority: 0,
                 fair: None,
-                room: ConcurrencyLimit::new(most),
+                room: ConcurrencyLimit::new(most, None),
                 throttle: None,
                 figures: self.telemetry.queue(&name),
                 handed_out: Arc::default(),
@@ -215,6 +218,7 @@ impl Engine {
             stop,
             queues: Arc::new(queues),
             throttles,
+            shares,
             catch_up: self.config.catch_up.clone(),
             in_hand: Arc::default(),
             claim_time: ClaimTime::default(),

@@ -61,7 +61,7 @@ pub(super) struct Pace {
 impl Core {
     /// The slot of a throttle with keys, which depends on the job. A job that would wait long is postponed
     /// for about that long, so that others can start in the meantime.
-    async fn slot_of_key(&self, queue: &QueueRun, job: &Job, want: Want) -> Result<Option<(Slot, String)>, Outcome> {
+    async fn slot_of_key(&self, queue: &QueueRun, job: &Job, want: &Want) -> Result<Option<(Slot, String)>, Outcome> {
         let Some((throttle, figures)) = &queue.throttle else { return Ok(None) };
         let settings = throttle.settings();
         let Some(path) = &settings.key else { return Ok(None) };
@@ -73,7 +73,7 @@ impl Core {
                 let reason = Reason::new(Class::Stopped, "the worker stopped before there was a slot");
                 Err(Outcome::Snooze { reason, wait: Duration::ZERO })
             }
-            slot = throttle.slot_within(&key, want, settings.block) => match slot {
+            slot = throttle.slot_within(&key, want.clone(), settings.block) => match slot {
                 Ok(slot) => Ok(Some((slot, key))),
                 Err(wait) => {
                     let words = format!("the throttle {} has no slot for {key} yet", throttle.name());
@@ -92,13 +92,15 @@ impl Core {
             return Handled::without_call(Outcome::retry(Reason::new(Class::NoHandler, reason)));
         };
         // Held until the handler has ended.
-        let Permit { slot, blocked, _room } = permit;
+        let Permit { slot, blocked, _room, _seat } = permit;
         if let Some(wait) = blocked {
             let reason = Reason::new(Class::Slot, "no slot of its throttle in time");
             return Handled::without_call(Outcome::Snooze { reason, wait });
         }
-        let want = Want { priority: queue.priority, due, cost: self.catalog.cost_of(&job.kind), probe: false };
-        let own = match self.use_slot(queue, &job, slot, want, trace).await {
+        let tenant = queue.tenant_of(&job);
+        let cost = self.catalog.cost_of(&job.kind);
+        let want = Want { priority: queue.priority, tenant, due, cost, ..Want::default() };
+        let own = match self.use_slot(queue, &job, slot, &want, trace).await {
             Ok(own) => own,
             Err(snooze) => return Handled::without_call(snooze),
         };
@@ -159,7 +161,7 @@ impl Core {
         queue: &QueueRun,
         job: &Job,
         slot: Option<Slot>,
-        want: Want,
+        want: &Want,
         trace: &Run,
     ) -> Result<Option<(Arc<Throttle>, String, bool)>, Outcome> {
         let put_off = |why: &str| Outcome::Snooze { reason: Reason::new(Class::Slot, why), wait: Duration::ZERO };
@@ -187,7 +189,7 @@ impl Core {
 /// Starts with a slot; answers whether the start is to try if the upstream works again. A slot that was over
 /// before it could be used, on a machine or with a ledger that is slow, is followed by another, if that comes
 /// soon: to put the job off takes longer, and with many keys no other job could use the lost slot.
-async fn start_with(mut slot: Slot, throttle: &Throttle, key: &str, want: Want) -> Option<bool> {
+async fn start_with(mut slot: Slot, throttle: &Throttle, key: &str, want: &Want) -> Option<bool> {
     let mut until = None;
     loop {
         let probe = slot.probe;
@@ -202,7 +204,7 @@ async fn start_with(mut slot: Slot, throttle: &Throttle, key: &str, want: Want) 
             return None;
         }
         let until = *until.get_or_insert_with(|| Instant::now() + throttle.settings().block.min(ANOTHER_WITHIN));
-        slot = timeout_at(until, throttle.slot(key, want)).await.ok()?;
+        slot = timeout_at(until, throttle.slot(key, want.clone())).await.ok()?;
     }
 }
 

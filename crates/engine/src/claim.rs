@@ -5,6 +5,7 @@ use std::sync::Arc;
 use roundelay_broker::Delivery;
 use roundelay_ledger::{Claim, ClaimRequest, Hint, LedgerError};
 use roundelay_model::deaths;
+use roundelay_model::pacing::fair::Tenant;
 use tokio::time::Instant;
 
 use crate::core::Core;
@@ -35,7 +36,7 @@ impl Core {
         queue: &QueueRun,
         delivery: &Delivery,
         in_hand: &InHand<'_>,
-        request: ClaimRequest,
+        (request, tenant): (ClaimRequest, &Tenant),
         trace: &Run,
     ) -> Option<Answered> {
         let (mut pause, mut again) = (FIRST_PAUSE, false);
@@ -43,11 +44,12 @@ impl Core {
         let (mut kept, mut prepared) = (None, 0);
         let may_be_stale = queue.throttle.is_some() && (delivery.redelivered || self.publishing.outage.leaves_stale());
         if may_be_stale && self.is_past(&request.hint).await {
-            return self.claim_stale(queue, delivery, in_hand, request).await;
+            return self.claim_stale(queue, delivery, in_hand, (request, tenant)).await;
         }
         loop {
             let waiting = trace.begin();
-            let permit = self.permit(queue, &request.hint.kind, Some(request.hint.due), (delivery, true)).await?;
+            let (kind, due) = (&request.hint.kind, Some(request.hint.due));
+            let permit = self.permit(queue, kind, due, tenant, (delivery, true)).await?;
             self.observing.life.reached(Point::Permitted).await;
             if self.catalog.kind(&request.hint.kind).is_some_and(|kind| kind.follows_the_wall()) {
                 tokio::select! {
@@ -126,7 +128,7 @@ impl Core {
         queue: &QueueRun,
         delivery: &Delivery,
         in_hand: &InHand<'_>,
-        request: ClaimRequest,
+        (request, tenant): (ClaimRequest, &Tenant),
     ) -> Option<Answered> {
         let (kind, due) = (request.hint.kind.clone(), request.hint.due);
         let turn = in_hand.turn.lock().await;
@@ -138,8 +140,8 @@ impl Core {
         let claim = self.ledger.claim(ClaimRequest { session: term.session(), ..request }).await.ok()?;
         drop(turn);
         let permit = match &claim {
-            Claim::Granted(_) => self.permit(queue, &kind, Some(due), (delivery, true)).await?,
-            _ => Permit { slot: None, blocked: None, _room: None },
+            Claim::Granted(_) => self.permit(queue, &kind, Some(due), tenant, (delivery, true)).await?,
+            _ => Permit { slot: None, blocked: None, _room: None, _seat: None },
         };
         Some(Answered { permit, claim, term, _kept: None })
     }

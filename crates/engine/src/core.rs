@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use roundelay_config::CatchUpSettings;
 use roundelay_config::Config;
 use roundelay_model::clock::Entropy;
+use roundelay_model::pacing::fair::Shares;
 use tokio::sync::SetOnce;
 use tokio::time::Instant;
 
@@ -44,6 +45,8 @@ pub(crate) struct Core {
     pub(crate) throttles: Throttles,
     /// What the fair queues ask of the ledger.
     pub(crate) fair: fair::Requests,
+    /// The shares of tenants.
+    pub(crate) shares: Arc<Shares>,
     pub(crate) catch_up: CatchUpSettings,
     pub(crate) in_hand: Arc<Hands>,
     pub(crate) claim_time: ClaimTime,

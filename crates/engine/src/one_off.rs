@@ -101,9 +101,9 @@ impl Core {
             Err(settlement) => return settlement,
         };
         let waiting = trace.begin();
-        let Some(permit) = self.permit(queue, &envelope.kind, envelope.due, (delivery, false)).await else {
-            return Settlement::Requeue;
-        };
+        let tenant = envelope.tenant.clone().unwrap_or_default();
+        let permit = self.permit(queue, &envelope.kind, envelope.due, &tenant, (delivery, false)).await;
+        let Some(permit) = permit else { return Settlement::Requeue };
         trace.spent("permit", (waiting, trace.begin()), || queue.paced_by());
         let work = Work { queue, kind: &kind, envelope: &envelope, id: &id, trace: &trace };
         self.permitted_job(work, unique, released, permit).await

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use roundelay_broker::Delivery;
 use roundelay_model::clock::Time;
+use roundelay_model::pacing::fair::Tenant;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::concurrency::RunPlace;
 use crate::core::Core;
+use crate::fair::Seat;
 use crate::queue::QueueRun;
 use crate::throttle::{Slot, Want};
 
@@ -28,10 +30,12 @@ pub(super) struct Permit {
     pub(super) blocked: Option<Duration>,
     /// None for what does not start.
     pub(super) _room: Option<RunPlace>,
+    /// Where quotas limit how many jobs of a tenant run at the same time.
+    pub(super) _seat: Option<Seat>,
 }
 
 impl Core {
-    /// Room among the running, then a slot of the queue's throttle: in this order, because a slot
+    /// A seat, where the tenant has a quota, room among the running, then a slot of the queue's throttle: in this order, because a slot
     /// is for now and not for when there is room. `None` when the worker stops, when the queue was
     /// closed, when it takes so long that the message is to come again, or when the broker has taken it back.
     pub(super) async fn permit(
@@ -39,12 +43,14 @@ impl Core {
         queue: &QueueRun,
         kind: &str,
         due: Option<Time>,
+        tenant: &Tenant,
         (delivery, tick): (&Delivery, bool),
     ) -> Option<Permit> {
         let since = Instant::now();
         let wait = async {
+            let seat = self.seat(queue, tenant).await;
             loop {
-                let room = queue.room.enter(queue.lane).await;
+                let room = queue.room.enter(queue.lane, tenant).await;
                 let mut blocked = None;
                 let slot = match &queue.throttle {
                     // Asked once more below, since this can take long too.
@@ -52,23 +58,24 @@ impl Core {
                     Some((throttle, figures)) if throttle.settings().key.is_none() => {
                         let _waiting = figures.wait();
                         let due = due.unwrap_or_else(|| self.ledger.now());
+                        let cost = self.catalog.cost_of(kind);
                         let want =
-                            Want { priority: queue.priority, due, cost: self.catalog.cost_of(kind), probe: false };
+                            Want { priority: queue.priority, tenant: tenant.clone(), due, cost, ..Want::default() };
                         // There is time left to say so.
                         let left = MAX_WAITING.saturating_sub(since.elapsed() + TIME_TO_SAY);
-                        let slot = timeout(throttle.settings().block.min(left), throttle.slot("", want));
+                        let slot = timeout(throttle.settings().block.min(left), throttle.slot("", want.clone()));
                         let slot = tokio::select! {
                             biased;
                             slot = slot => slot,
-                            // A job of a higher lane takes this place, and this job waits for a place again.
+                            // A job of a higher lane, or of another tenant, takes this place, and this job waits for a place again.
                             () = room.wanted() => continue,
                         };
-                        blocked = slot.is_err().then(|| throttle.wait_of("", want).max(MIN_BLOCK));
+                        blocked = slot.is_err().then(|| throttle.wait_of("", &want).max(MIN_BLOCK));
                         slot.ok()
                     }
                     _ => None,
                 };
-                return self.counts(delivery, tick).then_some(Permit { slot, blocked, _room: Some(room) });
+                return self.counts(delivery, tick).then_some(Permit { slot, blocked, _room: Some(room), _seat: seat });
             }
         };
         tokio::select! {

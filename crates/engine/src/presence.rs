@@ -13,6 +13,7 @@ use roundelay_model::fleet::{
     Counter, EVERY, FleetOrders, Lateness, OLDEST, Presence, QueuePresence, SECONDS, Subject, ThroughputSample,
     WorkerState, host,
 };
+use roundelay_model::pacing::fair::Shares;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::catalog::Catalog;
@@ -35,6 +36,7 @@ pub(crate) struct Needs {
     pub(crate) observing: Arc<Observing>,
     pub(crate) stop: Stop,
     pub(crate) catalog: Arc<Catalog>,
+    pub(crate) shares: Arc<Shares>,
     pub(crate) vitals: Arc<Vitals>,
     pub(crate) queues: Arc<Queues>,
     pub(crate) chores: Option<Arc<Chores>>,
@@ -58,6 +60,7 @@ pub fn obey(needs: &Needs, orders: &BTreeMap<Subject, FleetOrders>) {
     let none = FleetOrders::default();
     let worker = orders.get(&Subject::Worker(needs.worker.to_string())).unwrap_or(&none);
     needs.stop.drained.store(worker.closed.is_some(), Ordering::Relaxed);
+    needs.shares.obey(orders);
     for (name, lanes) in platform_queues(needs) {
         let queue = orders.get(&Subject::Queue(name.clone())).unwrap_or(&none);
         lanes.iter().for_each(|lane| lane.obey(queue, worker));

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrders, Flow};
+use roundelay_model::job::Job;
+use roundelay_model::pacing::fair::Tenant;
 use roundelay_model::schedule::Balances;
 
 use crate::concurrency::ConcurrencyLimit;
@@ -83,6 +85,11 @@ impl QueueRun {
         self.flow_watch.set(flow);
     }
 
+    /// Whose a job is; the empty tenant where it does not matter.
+    pub(super) fn tenant_of(&self, job: &Job) -> Tenant {
+        self.fair.as_ref().map_or_else(Tenant::default, |lane| lane.tenant_of(job))
+    }
+
     /// The throttle whose slot is part of the leave to start: that of one with keys is waited for later.
     pub(super) fn paced_by(&self) -> Option<&str> {
         let (throttle, _) = self.throttle.as_ref()?;
@@ -112,7 +119,7 @@ impl QueueRun {
 
     /// Whether tenants share the slots of its throttle.
     pub(super) fn shares_slots(&self) -> bool {
-        false
+        self.throttle.as_ref().is_some_and(|(throttle, _)| throttle.settings().fair.is_some())
     }
 
     /// Whether as many deliveries are here as the broker gives at once, so that more may wait there.
@@ -169,7 +176,7 @@ mod tests {
             flow_watch: FlowWatch::new(Flow { open: true, places: 1, prefetch }),
             priority: 0,
             fair: None,
-            room: ConcurrencyLimit::new(1),
+            room: ConcurrencyLimit::new(1, None),
             throttle: None,
             figures: Telemetry::default().queue("q"),
             handed_out: Arc::default(),

@@ -14,6 +14,7 @@ use roundelay_config::Config;
 use roundelay_config::change::{Change, compare};
 use roundelay_ledger::{ChainFilter, Cursor, LedgerError, ListFilter, Listed};
 use roundelay_model::ids::TickNo;
+use roundelay_model::pacing::fair::Shares;
 use roundelay_model::schedule::Schedule;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -38,6 +39,7 @@ pub(crate) struct Needs {
     pub(crate) publishing: Arc<Publishing>,
     pub(crate) catch_up: CatchUpSettings,
     pub(crate) throttles: Throttles,
+    pub(crate) shares: Arc<Shares>,
     pub(crate) orders: Arc<Orders>,
     pub(crate) chores: Option<Arc<Chores>>,
 }
@@ -66,6 +68,9 @@ pub async fn run(
                         moving.extend(change.moved.iter().cloned());
                         current.kinds.clone_from(&change.kinds);
                         current.throttles.extend(change.throttles.clone());
+                        if change.shares.is_some() {
+                            current.take_over_shares(&next);
+                        }
                         current.encryption = next.encryption;
                         needs.publishing.dispatch.sealing.take_over(current.encryption.clone());
                         take_over(&needs, change);
@@ -100,7 +105,11 @@ async fn tell_sealing(needs: &Needs, sealed: bool) {
 }
 
 fn take_over(needs: &Needs, change: Change) {
-    let Change { kinds, changed, moved, throttles, keys, fixed } = change;
+    let Change { kinds, changed, moved, throttles, shares, keys, fixed } = change;
+    let tenants = shares.is_some();
+    if let Some(shares) = shares {
+        needs.shares.take_over(shares);
+    }
     needs.throttles.take_over(&throttles);
     let throttles: Vec<&String> = throttles.keys().collect();
     for setting in &fixed {
@@ -115,7 +124,7 @@ fn take_over(needs: &Needs, change: Change) {
     next.extend(shared(kinds));
     *current = Arc::new(next);
     drop(current);
-    tracing::info!(?changed, rescheduled = ?moved, ?throttles, keys, "the configuration was read again");
+    tracing::info!(?changed, rescheduled = ?moved, ?throttles, tenants, keys, "the configuration was read again");
 }
 
 /// Moves the chains of these kinds to where their schedules have them. What goes wrong is tried again.

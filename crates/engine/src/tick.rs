@@ -164,7 +164,8 @@ impl Core {
             ahead,
         };
         let trace = self.observing.tracer.run(envelope, &queue.name, || self.ledger.now());
-        let Some(answered) = self.claim(queue, delivery, &in_hand, request, &trace).await else {
+        let tenant = envelope.tenant.clone().unwrap_or_default();
+        let Some(answered) = self.claim(queue, delivery, &in_hand, (request, &tenant), &trace).await else {
             return Settlement::Requeue;
         };
         let Answered { permit, claim, term, _kept } = answered;

@@ -27,6 +27,7 @@ impl From<&Core> for presence::Needs {
             observing: core.observing.clone(),
             stop: core.stop.clone(),
             catalog: core.catalog.clone(),
+            shares: core.shares.clone(),
             vitals: core.vitals.clone(),
             queues: core.queues.clone(),
             chores: core.chores.clone(),
@@ -56,6 +57,7 @@ impl From<&Core> for reload::Needs {
             publishing: core.publishing.clone(),
             catch_up: core.catch_up.clone(),
             throttles: core.throttles.clone(),
+            shares: core.shares.clone(),
             orders: core.orders.clone(),
             chores: core.chores.clone(),
         }

@@ -27,7 +27,7 @@ impl SeenWorker {
 
 /// The error for a subject that can get no orders any more.
 pub(super) fn gone(subject: Subject) -> LedgerError {
-    let (Subject::Queue(name) | Subject::Worker(name)) = subject;
+    let (Subject::Queue(name) | Subject::Worker(name) | Subject::Tenant(name)) = subject;
     LedgerError::NoWorker(name)
 }
 

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Time;
 use crate::ids::Fence;
+use crate::pacing::fair::Quota;
 
 /// A worker says at least this often how it is.
 pub const EVERY: Duration = Duration::from_secs(10);
@@ -128,6 +129,8 @@ pub enum Subject {
     Queue(String),
     /// One worker, and all its queues.
     Worker(String),
+    /// A tenant: its share of all fair queues and throttles.
+    Tenant(String),
 }
 
 impl Subject {
@@ -136,6 +139,7 @@ impl Subject {
         match text.split_once(':')? {
             ("queue", name) => Some(Self::Queue(name.into())),
             ("worker", name) => Some(Self::Worker(name.into())),
+            ("tenant", name) => Some(Self::Tenant(name.into())),
             _ => None,
         }
     }
@@ -146,11 +150,12 @@ impl fmt::Display for Subject {
         match self {
             Self::Queue(name) => write!(f, "queue:{name}"),
             Self::Worker(name) => write!(f, "worker:{name}"),
+            Self::Tenant(name) => write!(f, "tenant:{name}"),
         }
     }
 }
 
-/// What holds for a queue or a worker by an operator's word, until it is taken back.
+/// What holds for a queue, a worker or a tenant by an operator's word, until it is taken back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FleetOrders {
     /// Nothing more is taken from the queue, or by the worker. What runs finishes.
@@ -159,6 +164,9 @@ pub struct FleetOrders {
     /// So many jobs of the queue run in each worker at most, in place of what is configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<OrderedConcurrency>,
+    /// The share of the tenant, in place of what is configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<OrderedShare>,
 }
 
 /// See [`FleetOrders::closed`].
@@ -183,6 +191,21 @@ pub struct OrderedConcurrency {
     pub at: Time,
 }
 
+/// See [`FleetOrders::share`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrderedShare {
+    /// Its share in proportion to those of others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u32>,
+    /// How many of its jobs run at the same time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most: Option<Quota>,
+    /// Who said so.
+    pub by: String,
+    /// When.
+    pub at: Time,
+}
+
 /// One order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FleetOrder {
@@ -195,6 +218,15 @@ pub enum FleetOrder {
     Open,
     /// Run so many at the same time, or as many as configured.
     Concurrency(Option<usize>),
+    /// Give the tenant this share. What is `None` stays as it was ordered before.
+    Share {
+        /// See [`OrderedShare::weight`].
+        weight: Option<u32>,
+        /// See [`OrderedShare::most`].
+        most: Option<Quota>,
+    },
+    /// Give the tenant the share that is configured.
+    ShareAsConfigured,
 }
 
 impl FleetOrders {
@@ -207,6 +239,13 @@ impl FleetOrders {
             FleetOrder::Concurrency(places) => {
                 self.concurrency = places.map(|places| OrderedConcurrency { places: places.max(1), by, at: now });
             }
+            FleetOrder::Share { weight, most } => {
+                let before = self.share.take();
+                let weight = weight.or_else(|| before.as_ref()?.weight);
+                let most = most.or_else(|| before.as_ref()?.most);
+                self.share = Some(OrderedShare { weight, most, by, at: now });
+            }
+            FleetOrder::ShareAsConfigured => self.share = None,
         }
     }
 
@@ -365,7 +404,9 @@ mod tests {
 
     #[test]
     fn subjects_read_as_they_are_written() {
-        for subject in [Subject::Queue("sync-ios".into()), Subject::Worker("17-ab:c".into())] {
+        for subject in
+            [Subject::Queue("sync-ios".into()), Subject::Worker("17-ab:c".into()), Subject::Tenant("a:b".into())]
+        {
             assert_eq!(Subject::read(&subject.to_string()), Some(subject));
         }
         assert_eq!(Subject::read("throttle:x"), None);

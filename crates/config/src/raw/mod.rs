@@ -24,7 +24,7 @@ pub use failures::{Backoff, Policy, Reason, Reconcile, Retry};
 pub use handlers::{Exec, Handler, Limits};
 pub use kinds::{Kind, Takeover, UniqueUntil};
 pub use model::{Model, Slow};
-pub use queues::{Queue, Throttle};
+pub use queues::{Queue, Tenant, Throttle};
 pub use recurrence::{Compare, Fresh, From, Misfire, Overlap, Phase, Recurrence};
 pub use roster::Roster;
 pub use stores::{Broker, BrokerTls, Encryption, Ledger};
@@ -56,6 +56,8 @@ pub struct Raw {
     pub queues: BTreeMap<String, Queue>,
     /// One table for each limit on starts.
     pub throttles: BTreeMap<String, Throttle>,
+    /// One table for each tenant whose share differs from that of others.
+    pub tenants: BTreeMap<String, Tenant>,
     /// One table for each reason that work fails for: what follows, for all kinds.
     pub reasons: BTreeMap<String, Reason>,
     /// One table for each kind of job.

@@ -23,16 +23,38 @@ pub struct Queue {
     /// with its own `prefetch`.
     #[cfg_attr(test, schemars(range(min = 1, max = 10)))]
     pub lanes: u8,
-    /// The part of a job that names its tenant: `owner`, `kind`, `key` or `payload.FIELD`. Tenants share the queue by
-    /// weight, so that a flood of one does not delay the others. Without it, jobs come in their order.
-    pub fair: Option<String>,
     /// Which of `[throttles]` paces the starts of this queue. Queues may share one. Without one nothing does.
     pub throttle: Option<String>,
+    /// The part of a job by which tenants share this queue: `owner`, `kind`, `key` or `payload.FIELD`. Without it, that
+    /// of its throttle; without that, who comes first is first.
+    pub fair: Option<String>,
+    /// How many jobs of one tenant run at the same time, over all workers. Without it there is no limit.
+    #[cfg_attr(test, schemars(range(min = 1, max = 1_000_000)))]
+    pub most: Option<u32>,
 }
 
 impl Default for Queue {
     fn default() -> Self {
-        Self { concurrency: 16, prefetch: None, priority: 0, lanes: 1, fair: None, throttle: None }
+        Self { concurrency: 16, prefetch: None, priority: 0, lanes: 1, throttle: None, fair: None, most: None }
+    }
+}
+
+/// The share of one tenant of all fair queues and throttles.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(deny_unknown_fields, default)]
+pub struct Tenant {
+    /// Its share in proportion to those of others.
+    #[cfg_attr(test, schemars(range(min = 1, max = 1_000)))]
+    pub weight: u32,
+    /// How many of its jobs run at the same time on a queue, over all workers, in place of what the queue says.
+    #[cfg_attr(test, schemars(range(min = 1, max = 1_000_000)))]
+    pub most: Option<u32>,
+}
+
+impl Default for Tenant {
+    fn default() -> Self {
+        Self { weight: 1, most: None }
     }
 }
 
@@ -56,6 +78,9 @@ pub struct Throttle {
     pub scope: ThrottleScope,
     /// A limit for each value of this part of a job, instead of one for all: `payload.FIELD`, `key`, `kind` or `owner`.
     pub key: Option<String>,
+    /// The part of a job by which tenants share the starts: `owner`, `kind`, `key` or `payload.FIELD`. Not together with
+    /// `key`.
+    pub fair: Option<String>,
     /// Further windows that hold at the same time. They are not paced, so the first may use them up early.
     #[serde(default)]
     pub also: Vec<Window>,

@@ -22,7 +22,8 @@ use parking_lot::Mutex;
 use roundelay_broker::{Delivery, Settle};
 use roundelay_ledger::{LedgerError, LeftMessage, Ownership, TakenMessage, name_of_chain};
 use roundelay_model::encryption::{AssociatedData, Field};
-use roundelay_model::job::Envelope;
+use roundelay_model::job::{Envelope, Job};
+use roundelay_model::pacing::fair::Tenant;
 use roundelay_model::pacing::key::KeyPath;
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -40,6 +41,8 @@ use crate::settlement::Settlement;
 use crate::telemetry::Count;
 use gather::Gather;
 use hand::{Hand, Quota};
+pub(crate) use seats::Seat;
+use seats::Seats;
 
 /// So many more messages than are to be held are asked for from the broker: what exceeds shares is left to the ledger in
 /// sets of as many.
@@ -59,6 +62,7 @@ const RETURNS: Duration = Duration::from_secs(5);
 pub(crate) struct Requests {
     owners: Arc<Gather<i64, Option<Ownership>>>,
     leaves: Arc<Gather<LeftMessage, ()>>,
+    seats: Arc<Seats>,
 }
 
 impl Requests {
@@ -86,7 +90,7 @@ impl Requests {
                 })
             }),
         );
-        Self { owners, leaves }
+        Self { owners, leaves, seats: Seats::new(ledger.clone(), life.clone()) }
     }
 }
 
@@ -156,6 +160,11 @@ impl FairLane {
         })
     }
 
+    /// Whose a job is.
+    pub(super) fn tenant_of(&self, job: &Job) -> Tenant {
+        self.by.of(job).into()
+    }
+
     fn hold_one(self: &Arc<Self>, tenant: Arc<str>) -> InHandOf {
         self.hand.lock().add(&tenant);
         InHandOf { lane: self.clone(), tenant }
@@ -167,8 +176,10 @@ impl Core {
     pub(super) async fn place_of(&self, queue: &QueueRun, envelope: &Envelope, delivery: &Delivery) -> Place {
         let Some(lane) = &queue.fair else { return Place::Here { tenant: None, _in_hand: None } };
         let is_early = envelope.due.is_some_and(|due| due > self.ledger.now() + CLOSE);
-        // Where all that is in hand can run at once, no job waits for another.
-        if is_early || (queue.in_hand() <= queue.flow().places && !queue.shares_slots()) {
+        // Where all that is in hand can run at once, no job waits for another, unless tenants have quotas.
+        let matters =
+            queue.in_hand() > queue.flow().places || queue.shares_slots() || self.shares.has_quotas(&queue.name);
+        if is_early || !matters {
             return Place::Here { tenant: None, _in_hand: None };
         }
         let Some(tenant) = self.tenant_of(lane, envelope).await else { return Place::Settled(Settlement::Requeue) };
@@ -232,8 +243,14 @@ impl Core {
         opened.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
     }
 
-    fn quota(&self, _queue: &QueueRun, _tenant: &str) -> Quota {
-        Quota { weight: 1, most: None }
+    fn quota(&self, queue: &QueueRun, tenant: &str) -> Quota {
+        Quota { weight: self.shares.weight(tenant).into(), most: self.shares.most(tenant, &queue.name) }
+    }
+
+    /// Waits for leave to run one more job of the tenant; nothing where no quota limits them.
+    pub(super) async fn seat(&self, queue: &QueueRun, tenant: &Tenant) -> Option<Seat> {
+        queue.fair.as_ref()?;
+        self.fair.seats.take((&queue.name, tenant), &self.vitals, || self.shares.most(tenant, &queue.name)).await
     }
 }
 

@@ -21,15 +21,14 @@ use crate::vitals::Vitals;
 /// How long after a request for a seat that was in vain the next one follows: a run on another worker may have ended.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// The seats of one queue.
+/// The seats that this worker has taken.
 pub(super) struct Seats {
-    queue: Arc<str>,
     ledger: PatientLedger,
     life: Life,
     /// How many seats were asked for: numbers them.
     given: AtomicI64,
-    /// Of each tenant for which a job here has a seat, or waits for one.
-    of: Mutex<HashMap<Arc<str>, Arc<OfTenant>>>,
+    /// Of each queue and tenant of which a job here has a seat, or waits for one.
+    of: Mutex<HashMap<(Arc<str>, Arc<str>), Arc<OfTenant>>>,
 }
 
 #[derive(Default)]
@@ -57,22 +56,22 @@ pub(crate) struct Seat {
 }
 
 impl Seats {
-    pub(super) fn new(queue: Arc<str>, ledger: PatientLedger, life: Life) -> Arc<Self> {
-        Arc::new(Self { queue, ledger, life, given: AtomicI64::new(0), of: Mutex::default() })
+    pub(super) fn new(ledger: PatientLedger, life: Life) -> Arc<Self> {
+        Arc::new(Self { ledger, life, given: AtomicI64::new(0), of: Mutex::default() })
     }
 
     /// Waits for a seat of a tenant whose quota is `most`, which may change meanwhile; nothing when there is none.
     pub(super) async fn take(
         self: &Arc<Self>,
-        tenant: &Arc<str>,
+        (queue, tenant): (&Arc<str>, &Arc<str>),
         vitals: &Vitals,
         most: impl Fn() -> Option<u32>,
     ) -> Option<Seat> {
         most()?;
-        let of = self.of.lock().entry(tenant.clone()).or_default().clone();
+        let of = self.of.lock().entry((queue.clone(), tenant.clone())).or_default().clone();
         let _turn = of.turn.lock().await;
         of.free.lock().waits = true;
-        let _waits = Waits { seats: self, tenant, of: &of };
+        let _waits = Waits { seats: self, place: (queue, tenant), of: &of };
         loop {
             let most = most()?;
             let session = vitals.term().await.session();
@@ -85,7 +84,7 @@ impl Seats {
                 None => {}
             }
             let number = self.given.fetch_add(1, Ordering::Relaxed);
-            let place = Place { queue: self.queue.to_string(), tenant: tenant.to_string(), session, number };
+            let place = Place { queue: queue.to_string(), tenant: tenant.to_string(), session, number };
             if self.asks(place.clone(), most).await == Ok(Some(true)) {
                 return Some(seat(place));
             }
@@ -114,15 +113,15 @@ impl Seats {
             let back = || seats.ledger.return_seat(place.clone());
             // When the worker stops, the seat goes with the session.
             let _ = seats.ledger.retry_until_stopped("give a seat back", back).await;
-            seats.forget(&place.tenant);
+            seats.forget(&place.queue.into(), &place.tenant.into());
         }));
     }
 
     /// Forgets a tenant of which no job has a seat or waits for one: then only the map knows it.
-    fn forget(&self, tenant: &str) {
-        let mut of = self.of.lock();
-        if of.get(tenant).is_some_and(|of| Arc::strong_count(of) == 1) {
-            of.remove(tenant);
+    fn forget(&self, queue: &Arc<str>, tenant: &Arc<str>) {
+        let (mut of, place) = (self.of.lock(), (queue.clone(), tenant.clone()));
+        if of.get(&place).is_some_and(|of| Arc::strong_count(of) == 1) {
+            of.remove(&place);
         }
     }
 }
@@ -130,7 +129,7 @@ impl Seats {
 /// A job waits for a seat, until this is dropped.
 struct Waits<'a> {
     seats: &'a Arc<Seats>,
-    tenant: &'a Arc<str>,
+    place: (&'a Arc<str>, &'a Arc<str>),
     of: &'a OfTenant,
 }
 
@@ -142,7 +141,7 @@ impl Drop for Waits<'_> {
             self.seats.give_back(place);
         }
         drop(free);
-        self.seats.forget(self.tenant);
+        self.seats.forget(self.place.0, self.place.1);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Pacing starts: a limit for each window, for all workers together.
 //!
 //! One [`Throttle`] is shared by all queues that name it. Who waits stands in one line for each key,
-//! queues of higher priority first, and then jobs that are due first; [`roundelay_model::pacing::slots`] says when the
+//! queues of higher priority first, and then jobs that are due first. Where the throttle is fair, tenants have turns
+//! within a priority, as [`roundelay_model::pacing::fair`] says; [`roundelay_model::pacing::slots`] says when the
 //! next start may happen. By default the ledger hands the slots out, for all workers; with `scope = "worker"` each
 //! worker counts for itself, by the same arithmetic.
 //!
@@ -9,6 +10,8 @@
 //! before it opens, so that what must be done before a start can be done meanwhile. While the ledger
 //! does not answer there are no slots, since starts that are not counted get users banned.
 
+#[cfg(test)]
+mod fair_tests;
 mod gate;
 mod orders_cache;
 mod serve_waiters;
@@ -24,6 +27,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use roundelay_ledger::{Ledger, LedgerError};
 use roundelay_model::clock::{Time, short_duration};
 use roundelay_model::job::Job;
+use roundelay_model::pacing::fair::{Shares, Tenant};
 use roundelay_model::pacing::latency::Latency;
 use roundelay_model::pacing::slots::{Feedback, Limits, Micros, State};
 use roundelay_model::pacing::{SlotRequest, SlotResponse, ThrottleScope, ThrottleSettings, serve};
@@ -52,9 +56,14 @@ pub struct Throttles {
 }
 
 impl Throttles {
-    /// Which of the limits of each throttle with a key `job` is under, by the throttle's name.
-    pub(crate) fn keys_of(&self, job: &Job) -> BTreeMap<String, String> {
-        let key = |throttle: &Throttle| Some(throttle.settings().key.as_ref()?.of(job));
+    /// Which of the limits of each throttle with a key `job` is under, and for which tenant each fair one has it, by the
+    /// throttle's name.
+    pub(crate) fn keys_of(&self, job: &Job) -> BTreeMap<String, (String, Tenant)> {
+        let key = |throttle: &Throttle| match &*throttle.settings() {
+            ThrottleSettings { key: Some(path), .. } => Some((path.of(job), Tenant::default())),
+            ThrottleSettings { fair: Some(path), .. } => Some((String::new(), path.of(job).into())),
+            _ => None,
+        };
         self.by_name.iter().filter_map(|(name, throttle)| Some((name.clone(), key(throttle)?))).collect()
     }
 
@@ -63,12 +72,16 @@ impl Throttles {
         settings: &BTreeMap<String, ThrottleSettings>,
         ledger: &Arc<dyn Ledger>,
         telemetry: &Telemetry,
+        shares: &Arc<Shares>,
         gated: bool,
     ) -> Self {
         let board = Arc::new(OrdersCache::new(ledger.clone(), telemetry.notices.clone()));
         let throttle = |(name, settings): (&String, &ThrottleSettings)| {
             let (ledger, counts) = (ledger.clone(), telemetry.slots(name));
-            (name.clone(), Throttle::new(name, settings.clone(), ledger, board.clone(), counts, gated))
+            (
+                name.clone(),
+                Throttle::new(name, settings.clone(), ledger, (board.clone(), shares.clone()), counts, gated),
+            )
         };
         Self { by_name: settings.iter().map(throttle).collect(), board: Some(board) }
     }
@@ -109,6 +122,7 @@ pub struct Throttle {
     limits: RwLock<Option<Arc<Limits>>>,
     ledger: Arc<dyn Ledger>,
     board: Arc<OrdersCache>,
+    shares: Arc<Shares>,
     counts: SlotCounts,
     /// What it remembers, by key, when each worker counts for itself.
     own: Mutex<HashMap<String, State>>,
@@ -123,10 +137,14 @@ pub struct Throttle {
 }
 
 /// What a start needs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Want {
     /// Higher goes first.
     pub priority: i32,
+    /// It is for a run that has begun, and goes before all of its priority that have not.
+    pub begun: bool,
+    /// For whom it is, where tenants share the starts.
+    pub tenant: Tenant,
     /// Of equals, who is due first.
     pub due: Time,
     /// How many starts it counts for.
@@ -196,7 +214,7 @@ impl Throttle {
         name: &str,
         settings: ThrottleSettings,
         ledger: Arc<dyn Ledger>,
-        board: Arc<OrdersCache>,
+        (board, shares): (Arc<OrdersCache>, Arc<Shares>),
         counts: SlotCounts,
         gated: bool,
     ) -> Arc<Self> {
@@ -206,6 +224,7 @@ impl Throttle {
             limits: RwLock::default(),
             ledger,
             board,
+            shares,
             counts,
             own: Mutex::default(),
             began: Instant::now(),
@@ -266,21 +285,30 @@ impl Throttle {
     /// # Errors
     /// How long the wait takes about, as soon as that is known to be longer: see [`Throttle::wait_of`].
     pub async fn slot_within(&self, key: &str, want: Want, patience: Duration) -> Result<Slot, Duration> {
-        let wait = self.wait_of(key, want);
+        let wait = self.wait_of(key, &want);
         if wait > patience {
             return Err(wait);
         }
         let until = Instant::now() + patience;
-        let slot = timeout_at(until, self.slot_until(key, want, Some(until))).await;
-        slot.ok().flatten().ok_or_else(|| self.wait_of(key, want))
+        let slot = timeout_at(until, self.slot_until(key, want.clone(), Some(until))).await;
+        slot.ok().flatten().ok_or_else(|| self.wait_of(key, &want))
     }
 
     async fn slot_until(&self, key: &str, want: Want, until: Option<Instant>) -> Option<Slot> {
+        let want = self.shared(want);
         let (line, joined) = self.at_line(key, |line| line.join(want, until));
         let waiting = Waits { line, rank: joined.rank };
         let slot = joined.slot.await;
         drop(waiting);
         slot.ok()
+    }
+
+    /// Where tenants share nothing, all are one.
+    fn shared(&self, want: Want) -> Want {
+        match self.settings().fair {
+            Some(_) => want,
+            None => Want { tenant: Tenant::default(), ..want },
+        }
     }
 
     /// Does something at the line of `key`, and has it served if no task does so yet.
@@ -289,7 +317,10 @@ impl Throttle {
         if lines.len() > MAX_IDLE_LIMITS && lines.len().is_power_of_two() && !lines.contains_key(key) {
             lines.retain(|_, line| line.is_needed());
         }
-        let line = lines.entry(key.to_owned()).or_insert_with(|| Arc::new(WaitQueue::new(self.counts.clone()))).clone();
+        let line = lines
+            .entry(key.to_owned())
+            .or_insert_with(|| Arc::new(WaitQueue::new(self.counts.clone(), self.shares.clone())))
+            .clone();
         let (value, first) = act(&line);
         if first && let Some(this) = self.this.upgrade() {
             // Looked at again under the same lock before the task ends.
@@ -305,9 +336,10 @@ impl Throttle {
 
     /// How long a wait for a slot of `key` takes about, as far as this worker knows: for the end of a hold,
     /// and for those who stand before; five minutes if it is more.
-    pub fn wait_of(&self, key: &str, want: Want) -> Duration {
+    pub fn wait_of(&self, key: &str, want: &Want) -> Duration {
         let line = self.lines().get(key).cloned();
-        let before = line.as_ref().map_or(0, |line| line.cost_before(want));
+        let want = self.shared(want.clone());
+        let before = line.as_ref().map_or(0, |line| line.cost_before(&want));
         let held = line.and_then(|line| line.opens()).map_or(Duration::ZERO, |until| until - Instant::now());
         let turn = self.limits().spacing().saturating_mul(u32::try_from(before).unwrap_or(u32::MAX));
         (held + turn).min(MAX_WAIT)
@@ -435,13 +467,14 @@ mod tests {
     use roundelay_model::pacing::orders::ThrottleOrder;
     use roundelay_model::pacing::slots::Window;
 
-    fn settings(allow: u32, secs: u64, burst: u32, scope: ThrottleScope) -> ThrottleSettings {
+    pub(super) fn settings(allow: u32, secs: u64, burst: u32, scope: ThrottleScope) -> ThrottleSettings {
         let window = Window { allow, per: Duration::from_secs(secs) };
         let limits = Arc::new(Limits { window, burst, also: Vec::new() });
         ThrottleSettings {
             limits,
             scope,
             key: None,
+            fair: None,
             block: Duration::from_secs(60),
             budget: None,
             cost_header: None,
@@ -449,7 +482,7 @@ mod tests {
         }
     }
 
-    fn ledger() -> Arc<dyn Ledger> {
+    pub(super) fn ledger() -> Arc<dyn Ledger> {
         let clock = Clock::starting_at(Time::from_millis(1_700_000_000_000));
         Arc::new(SqliteLedger::open(&LedgerUrl::Memory, clock, &Entropy::seeded(1)).unwrap())
     }
@@ -457,7 +490,7 @@ mod tests {
     fn throttle(settings: ThrottleSettings) -> Arc<Throttle> {
         let ledger = ledger();
         let board = Arc::new(OrdersCache::new(ledger.clone(), Arc::default()));
-        Throttle::new("t", settings, ledger, board, SlotCounts::default(), true)
+        Throttle::new("t", settings, ledger, (board, Arc::default()), SlotCounts::default(), true)
     }
 
     /// A throttle of each scope.
@@ -468,13 +501,13 @@ mod tests {
     /// One by which a worker counts for itself, among all of a configuration.
     pub(super) fn alone(allow: u32, secs: u64) -> (Throttles, Arc<Throttle>) {
         let settings = BTreeMap::from([("t".to_owned(), settings(allow, secs, 1, ThrottleScope::Worker))]);
-        let throttles = Throttles::new(&settings, &ledger(), &Telemetry::default(), true);
+        let throttles = Throttles::new(&settings, &ledger(), &Telemetry::default(), &Arc::default(), true);
         let throttle = throttles.get("t").unwrap();
         (throttles, throttle)
     }
 
     pub(super) fn want(priority: i32, due: i64) -> Want {
-        Want { priority, due: Time::from_millis(due), cost: 1, probe: false }
+        Want { priority, due: Time::from_millis(due), cost: 1, ..Want::default() }
     }
 
     /// The row is lost each second, as if an older copy of the ledger were restored again and again: each time the
@@ -488,8 +521,14 @@ mod tests {
         let ledger: Arc<dyn Ledger> = Arc::new(ledger);
         let board = Arc::new(OrdersCache::new(ledger.clone(), Arc::default()));
         let counts = SlotCounts::default();
-        let throttle =
-            Throttle::new("t", settings(5, 60, 1, ThrottleScope::Fleet), ledger, board, counts.clone(), true);
+        let throttle = Throttle::new(
+            "t",
+            settings(5, 60, 1, ThrottleScope::Fleet),
+            ledger,
+            (board, Arc::default()),
+            counts.clone(),
+            true,
+        );
         let thief = rusqlite::Connection::open(&file).unwrap();
         let mut starts = 0;
         for _ in 0..120 {
@@ -644,7 +683,7 @@ mod tests {
         let able = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let all = BTreeMap::from([("t".to_owned(), settings(1, 1, 1, ThrottleScope::Fleet))]);
         let ledger = ledger();
-        let throttles = Throttles::new(&all, &ledger, &Telemetry::default(), true);
+        let throttles = Throttles::new(&all, &ledger, &Telemetry::default(), &Arc::default(), true);
         let its = able.clone();
         throttles.only_while(move || its.load(Ordering::Relaxed));
         let throttle = throttles.get("t").unwrap();
@@ -656,7 +695,7 @@ mod tests {
         throttle.tell("", Feedback::Release).await;
         assert!(!waits.is_finished());
         assert_eq!(throttle.counts.granted.get(), 0);
-        let other = Throttles::new(&all, &ledger, &Telemetry::default(), true).get("t").unwrap();
+        let other = Throttles::new(&all, &ledger, &Telemetry::default(), &Arc::default(), true).get("t").unwrap();
         let start = Instant::now();
         assert!(other.slot("", want(0, 0)).await.start().await);
         assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());

@@ -64,6 +64,14 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, wait_queue: Arc<Wai
         let requests = if can_claim { wait_queue.requests(MAX_REQUESTS) } else { Vec::new() };
         let (ranks, requests): (Vec<Rank>, Vec<StartRequest>) = requests.into_iter().unzip();
         if requests.is_empty() && told.is_empty() {
+            if let Some(until) = wait_queue.remembers_until() {
+                tokio::select! {
+                    biased;
+                    () = sleep_until(until) => {}
+                    () = wait_queue.urged() => {}
+                }
+                continue;
+            }
             // Locked to the end: no job may join between the check and the end of this task.
             let mut lines = throttle.lines();
             if !wait_queue.close_if_empty() {
@@ -139,6 +147,9 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, wait_queue: Arc<Wai
                 gate: throttle.gate(&limits, cost).map(|gate| (gate, of_key.clone())),
                 line: None,
             };
+            if settings.fair.is_some() {
+                wait_queue.used_until(opens + limits.spacing() * cost);
+            }
             throttle.counts.granted.inc();
             wait_queue.give(rank, slot);
         }
@@ -147,8 +158,14 @@ async fn serve_waiters(throttle: Arc<Throttle>, key: String, wait_queue: Arc<Wai
         }
         if let Some(again) = answer.again {
             let early = if unhurried { LEAD / 10 } else { LEAD / 2 + ahead };
-            let ask = when(again - early)
-                + wait_queue.first_due().map_or(HESITATION, |due| hesitation(throttle.ledger.now().since(due)));
+            let overdue = |due| throttle.ledger.now().since(due);
+            let hesitates = wait_queue.first().map_or(HESITATION, |(due, newcomer)| match settings.fair {
+                None => hesitation(overdue(due)),
+                // The next slot is a newcomer's, whichever worker has its job.
+                Some(_) if newcomer => Duration::ZERO,
+                Some(_) => (HESITATION + hesitation(overdue(due))) / 2,
+            });
+            let ask = when(again - early) + hesitates;
             let ask = ask.max(here + MIN_PAUSE);
             tokio::select! {
                 biased;

@@ -12,9 +12,9 @@ use async_trait::async_trait;
 use futures_util::future::join3;
 use parking_lot::Mutex;
 use roundelay_handler::{Advice, PermitError, Upstream};
-use roundelay_model::clock::Time;
 use roundelay_model::outcome::{MAX_WAIT, Outcome};
 use roundelay_model::pacing::ThrottleSettings;
+use roundelay_model::pacing::fair::Tenant;
 use roundelay_model::pacing::slots::{Breaker, Feedback};
 use roundelay_model::reason::{Class, Reason};
 use tokio::time::timeout;
@@ -34,8 +34,9 @@ pub(crate) struct RunUpstream {
     /// The throttle that the run started under, which of its limits, and whether it was to try.
     own: Option<(Arc<Throttle>, String, bool)>,
     want: Want,
-    /// Which of the limits of each throttle with a key the job is under, by the throttle's name.
-    keys: BTreeMap<String, String>,
+    /// Which of the limits of each throttle with a key the job is under, and for which tenant each fair one has it, by the
+    /// throttle's name.
+    keys: BTreeMap<String, (String, Tenant)>,
     /// What the upstream has said, and is told when the run has ended.
     said: Mutex<Vec<Advice>>,
 }
@@ -52,14 +53,14 @@ impl Upstream for RunUpstream {
         if cost > most {
             return Err(PermitError::TooMuch { throttle: name.to_owned(), cost, most });
         }
-        let key = self.keys.get(name).map_or("", String::as_str);
+        let (key, tenant) = self.keys.get(name).cloned().unwrap_or_default();
         // Of the throttle that it tries, the run has its leave already.
         let own =
-            |(own, its, probe): &(Arc<Throttle>, String, bool)| *probe && its == key && Arc::ptr_eq(own, &throttle);
-        // A run that has begun goes before all that have not: it holds a place of its queue until it ends.
-        let want = Want { due: Time::from_millis(0), cost, probe: self.own.as_ref().is_some_and(own), ..self.want };
+            |(own, its, probe): &(Arc<Throttle>, String, bool)| *probe && *its == key && Arc::ptr_eq(own, &throttle);
+        let probe = self.own.as_ref().is_some_and(own);
+        let want = Want { begun: true, tenant, cost, probe, ..self.want.clone() };
         // A slot that comes too late is followed by another.
-        while !throttle.slot(key, want).await.start().await {}
+        while !throttle.slot(&key, want.clone()).await.start().await {}
         Ok(())
     }
 
@@ -77,7 +78,7 @@ impl RunUpstream {
         throttles: Throttles,
         own: Option<(Arc<Throttle>, String, bool)>,
         want: Want,
-        keys: BTreeMap<String, String>,
+        keys: BTreeMap<String, (String, Tenant)>,
     ) -> Arc<Self> {
         Arc::new(Self { throttles, own, want, keys, said: Mutex::default() })
     }
@@ -190,17 +191,17 @@ mod tests {
             Outcome::Snooze { reason: "HTTP 429".into(), wait: MIN_HOLD },
             Outcome::retry(Reason::new(Class::Panic, "x")),
         ] {
-            let slot = throttle.slot("", want).await;
+            let slot = throttle.slot("", want.clone()).await;
             assert!(slot.probe && slot.start().await, "{outcome:?}");
             let upstream = RunUpstream::new(
                 throttles.clone(),
                 Some((throttle.clone(), String::new(), true)),
-                want,
+                want.clone(),
                 BTreeMap::new(),
             );
             upstream.ended(&outcome, patience).await;
         }
-        assert!(throttle.slot("", want).await.probe);
+        assert!(throttle.slot("", want.clone()).await.probe);
         assert!(start.elapsed() < wait * 2, "{:?}", start.elapsed());
     }
 
@@ -212,14 +213,18 @@ mod tests {
             let breaker = Breaker { failures: 1, wait, longest: wait, patience: Duration::from_secs(3_600) };
             throttle.tell("", Feedback::Failed { probe: false, breaker, why: "HTTP 500".into() }).await;
             let want = super::super::tests::want(0, 0);
-            let slot = throttle.slot("", want).await;
+            let slot = throttle.slot("", want.clone()).await;
             assert!(slot.probe && slot.start().await);
-            let upstream =
-                RunUpstream::new(throttles, Some((throttle.clone(), String::new(), true)), want, BTreeMap::new());
+            let upstream = RunUpstream::new(
+                throttles,
+                Some((throttle.clone(), String::new(), true)),
+                want.clone(),
+                BTreeMap::new(),
+            );
             upstream.ended(&outcome, wait).await;
             let start = tokio::time::Instant::now();
             for _ in 0..8 {
-                assert!(throttle.slot("", want).await.start().await);
+                assert!(throttle.slot("", want.clone()).await.start().await);
             }
             assert!(start.elapsed() < wait, "{outcome:?}: {:?}", start.elapsed());
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use roundelay_model::clock::Time;
+use roundelay_model::pacing::fair::{FairLine, Shares, Tenant};
 use roundelay_model::pacing::slots::{Feedback, GrantResponse, Micros, StartRequest};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
@@ -26,6 +27,8 @@ const BELIEVED: Duration = Duration::from_secs(5);
 /// Those who wait, and slots that were handed back.
 pub struct WaitQueue {
     inner: Mutex<Inner>,
+    /// The weights of tenants.
+    shares: Arc<Shares>,
     /// A waiter has come that cannot wait until the next slot is asked for, or has handed a slot back.
     urgent: Notify,
     counts: SlotCounts,
@@ -33,7 +36,9 @@ pub struct WaitQueue {
 
 #[derive(Default)]
 struct Inner {
-    waiting: BTreeMap<Rank, Waiter>,
+    waiting: BTreeMap<Class, FairLine<Place, Waiter>>,
+    /// What tenants have had is remembered until then: as long as the last start is worth.
+    used_until: Option<Instant>,
     /// How many have ever come; orders equals.
     arrivals: u64,
     /// Slots that were handed back.
@@ -66,31 +71,48 @@ struct Waiter {
 /// Words that are on their way, and whom to tell.
 pub type Told = Vec<(Feedback, oneshot::Sender<()>)>;
 
-/// A place in a queue, the first the smallest: the highest priority, then the job that is due first, then the job that
-/// came first.
+/// The highest priority first. In each of them, those that ask for one more start of a run that has begun are first: it
+/// holds a place of its queue until it ends.
+type Class = (Reverse<i32>, Reverse<bool>);
+
+/// A place among those of one class and tenant, the first the smallest: the job that is due first, then the job that came
+/// first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Rank {
-    priority: Reverse<i32>,
+struct Place {
     due: Time,
     arrival: u64,
     cost: u32,
     probe: bool,
 }
 
+impl Place {
+    fn cost(self) -> u32 {
+        self.cost
+    }
+}
+
+/// A place in a queue. Within a class tenants have turns; where nothing is shared, there is one tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rank {
+    class: Class,
+    tenant: Tenant,
+    place: Place,
+}
+
 impl Rank {
     /// How many starts it counts for.
     pub fn cost(&self) -> u32 {
-        self.cost
+        self.place.cost
     }
 
     /// Whether it is part of a start that tries whether the upstream works again.
     pub fn is_of_probe(&self) -> bool {
-        self.probe
+        self.place.probe
     }
 
     /// Whether a slot is enough for this waiter, and not another's.
     fn takes(&self, slot: &Slot) -> bool {
-        self.cost <= slot.cost && self.probe >= slot.besides
+        self.place.cost <= slot.cost && self.place.probe >= slot.besides
     }
 }
 
@@ -104,8 +126,8 @@ pub struct Joined {
 
 impl WaitQueue {
     /// An empty queue.
-    pub fn new(counts: SlotCounts) -> Self {
-        Self { inner: Mutex::default(), urgent: Notify::new(), counts }
+    pub fn new(counts: SlotCounts, shares: Arc<Shares>) -> Self {
+        Self { inner: Mutex::default(), shares, urgent: Notify::new(), counts }
     }
 
     /// What becomes of its slots.
@@ -119,10 +141,14 @@ impl WaitQueue {
         let (sender, slot) = oneshot::channel();
         let mut inner = self.inner();
         inner.arrivals += 1;
-        let Want { priority, due, cost, probe } = want;
-        let rank = Rank { priority: Reverse(priority), due, arrival: inner.arrivals, cost: cost.max(1), probe };
-        let urgent = probe || inner.waiting.first_key_value().is_none_or(|(first, _)| rank.priority < first.priority);
-        inner.waiting.insert(rank, Waiter { slot: sender, until });
+        let Want { priority, begun, tenant, due, cost, probe } = want;
+        let class = (Reverse(priority), Reverse(begun));
+        let place = Place { due, arrival: inner.arrivals, cost: cost.max(1), probe };
+        let urgent =
+            probe || inner.first().is_none_or(|first| class < first.class || inner.precedes(class, &tenant, &first));
+        let line = inner.waiting.entry(class).or_insert_with(|| FairLine::new(self.shares.clone()));
+        line.join(&tenant, place, Waiter { slot: sender, until }, 0);
+        let rank = Rank { class, tenant, place };
         let first = !std::mem::replace(&mut inner.attended, true);
         drop(inner);
         if urgent {
@@ -134,7 +160,8 @@ impl WaitQueue {
     /// Leaves it, if the place was not served.
     pub fn leave(&self, rank: &Rank) {
         let mut inner = self.inner();
-        let left = inner.waiting.remove(rank).is_some() && inner.waiting.is_empty();
+        let left = inner.waiting.get_mut(&rank.class).and_then(|line| line.leave(&rank.tenant, rank.place));
+        let left = left.is_some() && inner.is_empty();
         drop(inner);
         if left {
             // The task that serves the queue has no waiter any more.
@@ -143,32 +170,62 @@ impl WaitQueue {
     }
 
     /// How many starts go before one that comes now.
-    pub fn cost_before(&self, want: Want) -> u64 {
-        let last = Rank { priority: Reverse(want.priority), due: want.due, arrival: u64::MAX, cost: 0, probe: false };
-        self.inner().waiting.range(..last).map(|(rank, _)| u64::from(rank.cost)).sum()
+    pub fn cost_before(&self, want: &Want) -> u64 {
+        let inner = self.inner();
+        let class = (Reverse(want.priority), Reverse(want.begun));
+        let last = Place { due: want.due, arrival: u64::MAX, cost: 0, probe: false };
+        let higher = inner.waiting.range(..class).flat_map(|(_, line)| line.keys()).map(|place| u64::from(place.cost));
+        let equal = inner.waiting.get(&class).map_or(0, |line| line.cost_before(&want.tenant, last, Place::cost));
+        higher.sum::<u64>() + equal
     }
 
     /// How many wait.
     pub fn waiting(&self) -> usize {
-        self.inner().waiting.len()
+        self.inner().waiting.values().map(FairLine::len).sum()
     }
 
-    /// When the first was due.
-    pub fn first_due(&self) -> Option<Time> {
-        self.inner().waiting.first_key_value().map(|(rank, _)| rank.due)
+    /// When the first was due, and whether its tenant is a newcomer: it has had nothing that others have not had.
+    pub fn first(&self) -> Option<(Time, bool)> {
+        let inner = self.inner();
+        let first = inner.first()?;
+        let line = inner.waiting.get(&first.class)?;
+        Some((first.place.due, !line.is_in_debt(&first.tenant)))
     }
 
     /// Those in front, and what they request for.
     pub fn requests(&self, most: usize) -> Vec<(Rank, StartRequest)> {
-        let inner = self.inner();
-        let request =
-            |rank: &Rank| (*rank, StartRequest { priority: rank.priority.0, cost: rank.cost, probe: rank.probe });
-        inner.waiting.keys().take(most).map(request).collect()
+        let request = |rank: Rank| {
+            let request = StartRequest { priority: rank.class.0.0, cost: rank.place.cost, probe: rank.place.probe };
+            (rank, request)
+        };
+        self.inner().ranks(most).into_iter().map(request).collect()
+    }
+
+    /// What tenants have had counts at least until then.
+    pub fn used_until(&self, until: Instant) {
+        let mut inner = self.inner();
+        inner.used_until = inner.used_until.max(Some(until));
+    }
+
+    /// Until when to remember what tenants have had, though none waits. It is forgotten when that is over.
+    pub fn remembers_until(&self) -> Option<Instant> {
+        let mut inner = self.inner();
+        let until = inner.used_until.filter(|until| *until > Instant::now());
+        if until.is_none() && inner.is_empty() {
+            inner.waiting.clear();
+        }
+        until
+    }
+
+    /// Whether nothing is kept of any tenant.
+    #[cfg(test)]
+    pub fn remembers_nothing(&self) -> bool {
+        self.inner().waiting.is_empty()
     }
 
     /// Gives a slot to the waiter with this rank, or else to the first waiter for which it is enough.
     pub fn give(self: &Arc<Self>, rank: Option<&Rank>, slot: Slot) {
-        let waiter = rank.and_then(|rank| self.inner().waiting.remove(rank));
+        let waiter = rank.and_then(|rank| self.inner().take(rank));
         match waiter {
             Some(waiter) => self.send(waiter, slot),
             None => self.inner().spare.push(slot),
@@ -195,12 +252,16 @@ impl WaitQueue {
             }
             inner.spare.retain(|slot| slot.expires >= now);
             self.counts.unused.inc_by((before - inner.spare.len()) as u64);
-            let fits = |slot: &Slot| inner.waiting.keys().find(|rank| rank.takes(slot)).copied();
+            if inner.spare.is_empty() {
+                return;
+            }
+            let ranks = inner.ranks(usize::MAX);
+            let fits = |slot: &Slot| ranks.iter().find(|rank| rank.takes(slot));
             let Some((at, rank)) = inner.spare.iter().enumerate().find_map(|(at, slot)| Some((at, fits(slot)?))) else {
                 return;
             };
             let slot = inner.spare.swap_remove(at);
-            let Some(waiter) = inner.waiting.remove(&rank) else { return };
+            let Some(waiter) = inner.take(rank) else { return };
             drop(inner);
             self.send(waiter, slot);
         }
@@ -215,8 +276,9 @@ impl WaitQueue {
     pub fn drop_hopeless(&self) -> bool {
         let mut inner = self.inner();
         let next = inner.next;
-        inner.waiting.retain(|_, waiter| waiter.until.is_none_or(|until| next.is_none_or(|next| next <= until)));
-        inner.waiting.is_empty()
+        let in_time = |waiter: &Waiter| waiter.until.is_none_or(|until| next.is_none_or(|next| next <= until));
+        inner.waiting.values_mut().for_each(|line| line.retain(in_time));
+        inner.is_empty()
     }
 
     /// Notes how the throttle stands, by an answer that comes `here`, from when it was `now`.
@@ -294,7 +356,7 @@ impl WaitQueue {
     /// Ends the service of the queue when no job waits.
     pub fn close_if_empty(&self) -> bool {
         let mut inner = self.inner();
-        let empty = inner.waiting.is_empty() && inner.words.is_empty();
+        let empty = inner.is_empty() && inner.words.is_empty();
         inner.attended = !empty;
         empty
     }
@@ -324,6 +386,42 @@ impl WaitQueue {
 }
 
 impl Inner {
+    fn is_empty(&self) -> bool {
+        self.waiting.values().all(FairLine::is_empty)
+    }
+
+    /// Those in front, in their order.
+    fn ranks(&self, most: usize) -> Vec<Rank> {
+        let mut ranks = Vec::new();
+        for (class, line) in &self.waiting {
+            let order = line.order(most - ranks.len(), Place::cost).into_iter();
+            ranks.extend(order.map(|(tenant, place)| Rank { class: *class, tenant, place }));
+        }
+        ranks
+    }
+
+    fn first(&self) -> Option<Rank> {
+        self.ranks(1).pop()
+    }
+
+    /// Whether `tenant` has its turn before `first`, because it is a newcomer and that is none.
+    fn precedes(&self, class: Class, tenant: &Tenant, first: &Rank) -> bool {
+        let line = self.waiting.get(&class).filter(|_| class == first.class);
+        line.is_some_and(|line| line.is_in_debt(&first.tenant) && !line.is_in_debt(tenant))
+    }
+
+    /// Takes a waiter out, and charges its tenant.
+    fn take(&mut self, rank: &Rank) -> Option<Waiter> {
+        let Rank { class, tenant, place } = rank;
+        let waiter = self.waiting.get_mut(class)?.take(tenant, *place, 0, place.cost)?;
+        let (priority, Reverse(begun)) = *class;
+        // What a run that has begun takes counts for its tenant among those that have not, too.
+        if begun && let Some(others) = self.waiting.get_mut(&(priority, Reverse(false))) {
+            others.charge(tenant, place.cost);
+        }
+        Some(waiter)
+    }
+
     fn opens(&self, now: Instant) -> Option<Instant> {
         let believed = self.heard.is_some_and(|heard| now < heard + BELIEVED);
         self.next.max(self.held_until).filter(|until| believed && *until > now)
@@ -344,7 +442,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3_600);
 
     fn line() -> Arc<WaitQueue> {
-        Arc::new(WaitQueue::new(SlotCounts::default()))
+        Arc::new(WaitQueue::new(SlotCounts::default(), Arc::default()))
     }
 
     fn hold() -> Feedback {
@@ -409,7 +507,7 @@ mod tests {
             let opens = Instant::now();
             Slot { opens, expires: opens + HOUR, cost: 1, probe: true, besides, gate: None, line: None }
         };
-        let want = |probe| Want { priority: 0, due: Time::from_millis(0), cost: 1, probe };
+        let want = |probe| Want { cost: 1, probe, ..Want::default() };
         let mut waits = line.join(want(false), None).0.slot;
         line.give(None, slot(true));
         assert!(waits.try_recv().is_err());

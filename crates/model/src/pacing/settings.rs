@@ -16,6 +16,8 @@ pub struct ThrottleSettings {
     pub scope: ThrottleScope,
     /// The field of a job by which there are many limits: one for each value.
     pub key: Option<KeyPath>,
+    /// The field of a job by which tenants share the starts; never together with `key`.
+    pub fair: Option<KeyPath>,
     /// A job that waits longer for a slot is postponed, with no attempt charged.
     pub block: Duration,
     /// The headers of an answer that say how much of a budget remains.
