@@ -44,7 +44,7 @@ impl Observer {
             let queue = match subject {
                 Subject::Queue(queue) => Some(queue.clone()),
                 Subject::Worker(name) if learned.name.as_ref() == Some(name) => None,
-                Subject::Worker(_) => continue,
+                Subject::Worker(_) | Subject::Tenant(_) => continue,
             };
             if orders.closed.is_some() {
                 let since = learned.closed.get(&queue).copied().unwrap_or(now);
