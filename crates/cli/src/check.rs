@@ -54,6 +54,7 @@ impl Check {
         let raw =
             |kind: &KindSettings| matches!(&kind.handler, HandlerSettings::Http(settings) if http::is_raw(settings));
         let raw: Vec<&String> = config.kinds.iter().filter(|(_, kind)| raw(kind)).map(|(name, _)| name).collect();
+        let unshared = !config.tenants.is_empty() && !config.is_fair();
         let (programs, (rooms, short)) = (programs(&config), rooms(&config));
         if self.json {
             let each = |Unpaced { queue, upstream, kinds, throttles }: &Unpaced| json!({ "queue": queue, "upstream": upstream, "kinds": kinds, "throttles": throttles });
@@ -63,7 +64,7 @@ impl Check {
                 "kinds": config.kinds.keys().collect::<Vec<_>>(),
                 "rungs": rungs, "broker_queues": topology.queues.len(),
                 "unpaced": past.iter().map(each).collect::<Vec<_>>(), "raw_urls": raw,
-                "programs": programs, "rooms": rooms, "shortages": short,
+                "programs": programs, "rooms": rooms, "shortages": short, "unshared_tenants": unshared,
             });
             return screen::json(&report);
         }
@@ -79,7 +80,10 @@ impl Check {
                 let each = if t.scope == ThrottleScope::Worker { " in each worker" } else { "" };
                 format!(", throttle {name}: {}{keyed}{each}", t.limits)
             });
-            out!("queue   {name}: concurrency {}, prefetch {}{throttle}", queue.concurrency, queue.prefetch);
+            let fair = queue.fair.as_ref().map_or(String::new(), |fair| format!(", shared between tenants by {fair}"));
+            let most = queue.most.map_or(String::new(), |most| format!(", at most {most} of one at a time"));
+            let shared = format!("{throttle}{fair}{most}");
+            out!("queue   {name}: concurrency {}, prefetch {}{shared}", queue.concurrency, queue.prefetch);
         }
         for (name, kind) in &config.kinds {
             let handler = match &kind.handler {
@@ -108,6 +112,12 @@ impl Check {
             out!(
                 "note    queue {queue} has no throttle, and {kinds} on it calls {upstream}, which elsewhere goes by the \
                  throttle {throttles}; if that is not meant, set queues.{queue}.throttle"
+            );
+        }
+        if unshared {
+            out!(
+                "note    [tenants] gives shares, and no queue or throttle is shared; set `fair`, such as \"owner\", for a queue or \
+                 a throttle"
             );
         }
         for words in &rooms {

@@ -66,15 +66,15 @@ struct ListQueues {
 
 /// Who gives an order.
 #[derive(Args)]
-struct OrderArgs {
+pub(super) struct OrderArgs {
     #[command(flatten)]
-    config: ConfigFile,
+    pub(super) config: ConfigFile,
     /// Who gives the order, for people who read it later.
     #[arg(long, value_name = "NAME", default_value_t = current_user())]
     by: String,
     /// Print a JSON object.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 /// Pauses a queue, or all of them: workers take no more jobs from it.
@@ -180,7 +180,7 @@ pub fn current_user() -> String {
 
 impl OrderArgs {
     /// Gives an order, and prints its result.
-    async fn order<O: Serialize>(
+    pub(super) async fn order<O: Serialize>(
         self,
         (command, target, detail): (&str, &str, Value),
         give: impl AsyncFnOnce(&Operator<'_>) -> operate::Result<Ordered<O>>,

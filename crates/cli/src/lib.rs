@@ -39,6 +39,7 @@ mod simulate;
 mod status;
 mod steer;
 mod table;
+mod tenant;
 mod throttle;
 mod token;
 mod top;
@@ -107,6 +108,7 @@ enum Command {
     Failed(failed::Failed),
     Throttle(throttle::Throttle),
     Queue(fleet::Queue),
+    Tenant(tenant::Tenant),
     Workers(fleet::Workers),
     Serve(serve::Serve),
     Top(top::Top),
@@ -264,6 +266,7 @@ pub fn main() -> ExitCode {
             Command::Failed(failed) => failed.run().await,
             Command::Throttle(throttle) => throttle.run().await,
             Command::Queue(queue) => queue.run().await,
+            Command::Tenant(tenant) => tenant.run().await,
             Command::Workers(workers) => workers.run().await,
             Command::Serve(serve) => serve.run().await,
             Command::Top(top) => top.run().await,

@@ -20,7 +20,7 @@ use super::endpoints::{PREFIX, routes_and_rules};
 use super::problem::{self, Problem};
 use super::{
     audit, chains, configuration, enrolled, failed, jobs, kinds, ladder, openapi, overview, owners, quarantine, queues,
-    runs, session, simulations, throttles, tokens, workers,
+    runs, session, simulations, tenants, throttles, tokens, workers,
 };
 use crate::api::rules::Needs;
 
@@ -61,6 +61,9 @@ const TOKEN: &str = "token";
     queues::pause,
     queues::resume,
     queues::concurrency,
+    tenants::list,
+    tenants::share,
+    tenants::as_configured,
     throttles::list,
     throttles::show,
     throttles::hold,

@@ -22,7 +22,7 @@ use roundelay_model::scope::Scope;
 
 use super::{
     audit, chains, configuration, enrolled, failed, jobs, kinds, ladder, openapi, overview, owners, quarantine, queues,
-    runs, session, simulations, throttles, tokens, workers,
+    runs, session, simulations, tenants, throttles, tokens, workers,
 };
 use crate::api::rules::{Needs, Rules};
 use crate::api::state::Api;
@@ -71,6 +71,9 @@ fn endpoints() -> Endpoints {
         .add(OPERATE, Method::POST, "/queues/{queue}/pause", queues::pause)
         .add(OPERATE, Method::POST, "/queues/{queue}/resume", queues::resume)
         .add(OPERATE, Method::PUT, "/queues/{queue}/concurrency", queues::concurrency)
+        .add(READ, Method::GET, "/tenants", tenants::list)
+        .add(OPERATE, Method::PUT, "/tenants/{tenant}/share", tenants::share)
+        .add(OPERATE, Method::DELETE, "/tenants/{tenant}/share", tenants::as_configured)
         .add(READ, Method::GET, "/throttles", throttles::list)
         .add(READ, Method::GET, "/throttles/{name}", throttles::show)
         .add(OPERATE, Method::POST, "/throttles/{name}/hold", throttles::hold)

@@ -48,6 +48,7 @@ pub mod server;
 mod session;
 mod simulations;
 mod state;
+mod tenants;
 #[cfg(test)]
 mod tests;
 mod throttles;

@@ -28,5 +28,6 @@ pub mod overview;
 pub mod owners;
 pub mod queues;
 pub mod status_cache;
+pub mod tenants;
 pub mod throttles;
 pub mod workers;

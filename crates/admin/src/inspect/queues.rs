@@ -57,6 +57,10 @@ pub struct QueueReport {
     pub throttle: Option<String>,
     /// Among queues that share a throttle, the higher priority goes first.
     pub priority: i32,
+    /// The part of a job by which tenants share the queue.
+    pub fair: Option<String>,
+    /// How many jobs of one tenant run at the same time, over all workers.
+    pub most: Option<u32>,
 }
 
 /// Messages per second.
@@ -179,6 +183,8 @@ impl QueueFacts<'_> {
             paused: orders.and_then(|orders| orders.closed.as_ref()).map(|closed| Paused::of(closed, self.wall_clock)),
             throttle: settings.and_then(|settings| settings.throttle.clone()),
             priority: settings.map_or(0, |settings| settings.priority),
+            fair: settings.and_then(|settings| Some(settings.fair.as_ref()?.to_string())),
+            most: settings.and_then(|settings| settings.most),
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod quarantine;
 pub mod queue;
 pub mod schedule;
 pub mod site;
+pub mod tenant;
 pub mod throttle;
 pub mod token;
 pub mod worker;
@@ -79,7 +80,7 @@ impl Operator<'_> {
 pub struct Ordered<O> {
     /// The result, in words.
     words: String,
-    /// All orders for the same queue, worker or throttle.
+    /// All orders for the same queue, worker, tenant or throttle.
     pub orders: O,
 }
 

@@ -29,6 +29,7 @@ use crate::inspect::broker::BrokerStatus;
 use crate::inspect::delays::ledger_to_read;
 use crate::inspect::doctor::facts::Facts;
 use crate::inspect::doctor::finding::{Area, Finding, Gathered, Grade, some, span, word};
+use crate::operate::tenant;
 
 /// How many late chains are read.
 const LATE: u32 = 20;
@@ -459,6 +460,7 @@ fn held(chains: &ChainFacts) -> Vec<Finding> {
                     "it takes nothing",
                     format!("`roundelay workers resume {}`, or stop it, if it was forgotten", word(name)),
                 ),
+                Subject::Tenant(_) => continue,
             };
             say(what, closed.at, &closed.by, &closed.why, follows, fix);
         }
@@ -468,6 +470,12 @@ fn held(chains: &ChainFacts) -> Vec<Finding> {
                 "`roundelay queue concurrency {}` goes back to the configuration, if it was forgotten",
                 word(name)
             );
+            say(what, said.at, &said.by, "", "that holds in place of the configuration", fix);
+        }
+        if let (Subject::Tenant(name), Some(said)) = (subject, &orders.share) {
+            let what = format!("{} has another share than is configured", tenant::named(name));
+            let order = format!("`roundelay tenant {} --as-configured`", word(name));
+            let fix = format!("{order} goes back to the configuration, if it was forgotten");
             say(what, said.at, &said.by, "", "that holds in place of the configuration", fix);
         }
     }

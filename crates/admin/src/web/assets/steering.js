@@ -36,7 +36,8 @@ export async function steer(ctx, { method = "POST", where, content, done, ...que
   const sending = sender();
   const answer = await ask({
     ...question,
-    submit: (values) => sending(method, where, typeof content === "function" ? content(values) : content ?? {}),
+    submit: (values) => sending(method, typeof where === "function" ? where(values) : where,
+      typeof content === "function" ? content(values) : content ?? {}),
   });
   if (!answer) return null;
   report("done", done?.(answer) ?? answer.words ?? "Done.");

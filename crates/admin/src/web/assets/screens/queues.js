@@ -10,14 +10,17 @@ export const queues = {
   title: "Queues",
   query: {},
   every: 5_000,
-  load: (ctx) => ctx.get("queues"),
+  async load(ctx) {
+    const [queues, shares] = await Promise.all([ctx.get("queues"), ctx.get("tenants")]);
+    return { ...queues, shares };
+  },
   actions: (ctx) => {
     const paused = (ctx.data?.queues ?? []).filter(({ own }) => !own).map((queue) => Boolean(queue.paused));
     return [paused.includes(false) && act("Pause all…", () => pauseAll(ctx)), paused.includes(true) && act("Resume all…", () => resumeAll(ctx))];
   },
 
   view(ctx) {
-    const { queues: all, broker_why: brokerWhy, counted_at: counted } = ctx.data;
+    const { queues: all, broker_why: brokerWhy, counted_at: counted, shares } = ctx.data;
     // The engine's own chains are not the user's, and need no buttons.
     const rows = all.filter(({ own }) => !own);
     const own = all.filter((queue) => queue.own);
@@ -30,7 +33,8 @@ export const queues = {
             h("a", { class: "name", href: to("chains", [], { queue: queue.queue }) }, text(queue.queue, 80)),
             queue.paused && h("span", { class: "sub" }, mark("paused"), " by ", text(queue.paused.by, 60), ", ", ago(queue.paused.at), queue.paused.why && [": ", text(queue.paused.why, 300)]),
             queue.throttle && h("span", { class: "sub" }, "throttle ", link(to("throttles", [queue.throttle]), text(queue.throttle, 60))),
-            queue.priority !== 0 && h("span", { class: "sub" }, `priority ${queue.priority}`)] },
+            queue.priority !== 0 && h("span", { class: "sub" }, `priority ${queue.priority}`),
+            queue.fair && h("span", { class: "sub" }, "shared by ", h("code", null, text(queue.fair, 80)), queue.most !== null && `, at most ${count(queue.most)} of a tenant`)] },
           ctx.session.operating && { head: "Steer", buttons: true, stacked: true, cell: (queue) => steering(ctx, queue) },
           { head: "Sleeping", num: true, cell: ({ sleeping }) => figure(sleeping) },
           { head: "Due", num: true, cell: ({ due, oldest_due: oldest }) => [figure(due), oldest && h("span", { class: "sub" }, "oldest ", ago(oldest))] },
@@ -53,9 +57,53 @@ export const queues = {
         "In use: the share of the places that is taken, and below it the places of a worker × workers. ",
         !ctx.session.operating && ["To stop everything: Operating, above, and then Pause all; or ", h("code", { class: "whole" }, "roundelay queue pause --all --why TEXT"), ". To let it go on: Resume there, or ", h("code", { class: "whole" }, "roundelay queue resume"), ". "],
         own.map(({ queue, overdue, unsent, consumers }) => ["The engine’s own chains, on ", text(queue, 80), overdue > 0 ? `: ${count(overdue)} are late.` : unsent > 0 ? `: ${count(unsent)} unsent.` : consumers === 0 ? ": nobody takes them." : ", are well."])),
+      (shares.fair || shares.tenants.length > 0) && tenants(ctx, shares),
     ];
   },
 };
+
+/** The shares of tenants that differ from those of others. */
+function tenants(ctx, { fair, tenants: rows }) {
+  return [
+    h("h2", null, "Tenants"),
+    table({
+      label: "Tenants", rows, keyOf: ({ tenant }) => tenant, empty: "All tenants have the same share.",
+      columns: [
+        { head: "Tenant", row: true, wide: true, cell: ({ tenant, ordered }) => [
+          tenant === "" ? "jobs without one" : text(tenant, 200),
+          ordered && h("span", { class: "sub warn" }, "ordered by ", text(ordered.by, 80), ", ", ago(ordered.at))] },
+        ctx.session.operating && { head: "Steer", buttons: true, cell: (share) => share.tenant !== "" && [
+          act("Share…", () => giveShare(ctx, share), { key: "share" }),
+          share.ordered && act("As configured", () => tell(ctx, "DELETE", `tenants/${path(share.tenant)}/share`, {}), { key: "reset" })] },
+        { head: "Weight", num: true, cell: ({ weight, configured }) => [count(weight),
+          weight !== configured.weight && h("span", { class: "sub" }, `configured ${count(configured.weight)}`)] },
+        { head: "Runs at once", num: true, cell: ({ most, unlimited, configured }) => [
+          most !== null ? count(most) : unlimited ? "no limit" : none(),
+          configured.most !== null && configured.most !== most && h("span", { class: "sub" }, `configured ${count(configured.most)}`)] },
+      ],
+    }),
+    h("p", { class: "hint" }, fair
+      ? "A tenant that is not listed has the weight 1. What a tenant does not use, others have. "
+      : "No queue or throttle has `fair`, so nothing is shared. ",
+    act("Another tenant…", () => giveShare(ctx), { key: "another" })),
+  ];
+}
+
+function giveShare(ctx, share) {
+  return steer(ctx, {
+    title: share ? "Which share?" : "A tenant’s share", confirm: "Set", method: "PUT",
+    where: ({ tenant }) => `tenants/${path(share?.tenant ?? tenant)}/share`,
+    body: [share && h("p", { class: "asks" }, "Tenant ", h("strong", null, text(share.tenant, 200))),
+      h("p", { class: "hint" }, "It stays so until it is set again, through restarts.")],
+    fields: [
+      !share && { name: "tenant", label: "Tenant", required: true },
+      { name: "weight", label: "Weight", type: "number", min: "1", max: "1000", step: "1", value: String(share?.weight ?? 1) },
+      { name: "most", label: "Runs at once, over all workers", type: "number", min: "1", step: "1", value: share?.most ? String(share.most) : "",
+        hint: "Empty: no change." },
+    ].filter(Boolean),
+    content: ({ weight, most }) => ({ weight: weight === "" ? null : Number(weight), most: most === "" ? null : Number(most) }),
+  });
+}
 
 function use({ configured, ordered, workers, utilisation }) {
   return [
