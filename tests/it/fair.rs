@@ -9,6 +9,7 @@ use roundelay::job::Envelope;
 use roundelay::ledger::{Backlog, NewChain};
 use serde_json::json;
 
+use crate::harness::{Ground, Watched, on_all};
 use crate::virtual_time::{MONDAY, World, chain};
 
 const CONFIG: &str = r#"
@@ -146,3 +147,112 @@ async fn what_waits_in_the_backlog_outlives_the_worker() {
     all.dedup_by(|a, b| a.0 == b.0);
     assert_eq!(all.len(), 100);
 }
+
+/// How many runs of an owner began in this stretch of seconds.
+fn count(world: &World, owner: &str, seconds: std::ops::Range<u32>) -> f64 {
+    let stretch = MONDAY + SECOND * seconds.start..MONDAY + SECOND * seconds.end;
+    starts(world, owner).iter().filter(|(_, from)| stretch.contains(from)).count() as f64
+}
+
+/// The weights of tenants count also for what waits in the backlog, in whatever order that has come, over all workers.
+#[tokio::test(start_paused = true)]
+async fn tenants_share_the_places_by_weight_over_all_workers() {
+    let tenants = "[tenants.b]\nweight = 2\n[tenants.c]\nweight = 5\n";
+    let mut world = World::new(&format!("{tenants}{CONFIG}").replace("concurrency = 2", "concurrency = 4"), MONDAY);
+    world.script("once", |_| (SECOND, Outcome::Done));
+    world.connections.broker.apply(&world.config.topology()).await.unwrap();
+    for owner in ["a", "b", "c"] {
+        for n in 0..2_500 {
+            publish(&world, owner, n).await;
+        }
+    }
+    for _ in 0..2 {
+        world.start_beside().await;
+    }
+    world.until(SECOND * 320).await;
+    world.stop().await;
+    let counts = ["a", "b", "c"].map(|owner| count(&world, owner, 20..320));
+    let all: f64 = counts.iter().sum();
+    assert!((2_370.0..=2_400.0).contains(&all), "two workers with four places, for five minutes: {all}");
+    for (count, weight) in counts.iter().zip([1.0, 2.0, 5.0]) {
+        let share = count / all;
+        assert!((share - weight / 8.0).abs() < 0.02, "{share:.3}, and {:.3} is meant: {counts:?}", weight / 8.0);
+    }
+}
+
+/// How many runs of an owner went on at the same time, at most.
+fn most_at_once(world: &World, owner: &str) -> usize {
+    let runs: Vec<_> = world.seen("once").into_iter().filter(|seen| seen.job.key.starts_with(owner)).collect();
+    let at = |now: Time| runs.iter().filter(|run| run.from <= now && run.to.is_none_or(|to| to > now)).count();
+    runs.iter().map(|run| at(run.from)).max().unwrap_or_default()
+}
+
+/// A quota holds over all workers; the places that it leaves are used by others.
+#[tokio::test(start_paused = true)]
+async fn no_more_jobs_of_a_tenant_run_than_its_quota_over_all_workers() {
+    let config = CONFIG.replace("concurrency = 2", "concurrency = 5\nmost = 3");
+    let mut world = World::new(&format!("[tenants.large]\nmost = 6\n{config}"), MONDAY);
+    world.script("once", |_| (SECOND, Outcome::Done));
+    world.connections.broker.apply(&world.config.topology()).await.unwrap();
+    for n in 0..600 {
+        publish(&world, "flood", n).await;
+    }
+    for n in 0..600 {
+        publish(&world, "large", n).await;
+    }
+    for _ in 0..2 {
+        world.start_beside().await;
+    }
+    world.until(SECOND * 60).await;
+    assert_eq!((most_at_once(&world, "flood"), most_at_once(&world, "large")), (3, 6));
+    let (flood, large) = (count(&world, "flood", 20..60), count(&world, "large", 20..60));
+    // A seat that another worker gives back is heard of a tenth of a second later.
+    assert!(flood >= 100.0 && large >= 210.0, "{flood} of 120, {large} of 240");
+    world.stop().await;
+}
+
+mod run {
+    use super::*;
+
+    /// With one place, the next job of another tenant runs after one of the flood at most, however many of these wait.
+    pub async fn the_next_job_of_another_tenant_waits_for_one_run(ground: Ground) {
+        let text = "[queues.q]\nconcurrency = 1\nprefetch = 8\nfair = \"owner\"\n[kinds.once]\nqueue = \"q\"\n";
+        let mut watched = Watched::start(&ground, text).await;
+        let send = async |owner: &str, n: usize| {
+            let envelope = Envelope::job("once", &format!("{owner} {n}"), json!({}), format!("once-{owner}-{n}"));
+            let envelope = Envelope { queue: Some("q".into()), owner: Some(owner.into()), ..envelope };
+            let now = watched.ledger().now();
+            Dispatch::new(&watched.config, &watched.connections).send(&envelope, "q", now).await.unwrap();
+        };
+        for n in 0..400 {
+            send("flood", n).await;
+        }
+        for n in 0..3 {
+            send("small", n).await;
+        }
+        let mut keys = Vec::new();
+        // What runs when the others come, and the one that is next, were chosen before the worker has seen these.
+        let first = watched.next().await;
+        crate::harness::until("the flood is in the backlog", || async {
+            let left = watched.ledger().backlog("q".into(), None, 10, 1_000).await.unwrap();
+            left.iter().map(|of| of.messages).sum::<u64>() >= 380
+        })
+        .await;
+        first.end(Outcome::Done);
+        for _ in 0..8 {
+            let run = watched.next().await;
+            keys.push(run.job.key.to_string());
+            run.end(Outcome::Done);
+        }
+        let place = |n: usize| keys.iter().position(|key| *key == format!("small {n}"));
+        assert!(
+            place(0).is_some_and(|at| at <= 1)
+                && place(1).is_some_and(|at| at <= 3)
+                && place(2).is_some_and(|at| at <= 5),
+            "{keys:?}"
+        );
+        watched.stop_with(|run| run.end(Outcome::Done)).await;
+    }
+}
+
+on_all!(the_next_job_of_another_tenant_waits_for_one_run);

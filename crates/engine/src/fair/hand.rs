@@ -7,6 +7,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+/// Each tenant may have so many in hand, however small its share is: one that runs, and the next one. Else the next one
+/// would be fetched only when the one before has ended, and others would start meanwhile.
+const LEAST: usize = 2;
+
 /// The jobs in hand, by tenant. Tenants without any, here or in the backlog, are not in it.
 #[derive(Debug, Default)]
 pub(super) struct Hand {
@@ -66,8 +70,8 @@ impl Hand {
         }
     }
 
-    /// How many messages to take of the tenants that wait in the backlog: as many as their shares have room for, at least
-    /// one in hand of each, until twice what is held is in hand. Where so many tenants wait that shares are less than a
+    /// How many messages to take of the tenants that wait in the backlog: as many as their shares have room for, until
+    /// twice what is held is in hand. Where so many tenants wait that shares are less than a
     /// job, each look takes by weight.
     pub(super) fn takes(&self, waiting: &[String], hold: usize, quota: impl Fn(&str) -> Quota) -> Vec<(String, u32)> {
         let quotas: Vec<Quota> = waiting.iter().map(|tenant| quota(tenant)).collect();
@@ -102,14 +106,13 @@ impl Quota {
     /// How many jobs of a share are kept in hand: no more than may run, and the next one. Others would only take room.
     fn of(self, share: usize) -> usize {
         let most = self.most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
-        share.min(most.saturating_add(1)).max(1)
+        share.max(LEAST).min(most.saturating_add(1))
     }
 }
 
-/// The share of `hold` jobs that a tenant of weight `own` has among tenants whose weights come to `of_all`: at least one.
+/// The share of `hold` jobs that a tenant of weight `own` has among tenants whose weights come to `of_all`.
 fn share(hold: usize, own: u64, of_all: u64) -> usize {
-    let share = hold as u64 * own / of_all.max(1);
-    usize::try_from(share).unwrap_or(hold).max(1)
+    usize::try_from(hold as u64 * own / of_all.max(1)).unwrap_or(hold)
 }
 
 #[cfg(test)]
@@ -143,7 +146,7 @@ mod tests {
             ("alone, as many as are held", &[("a", 8)], "a", &plain, false),
             ("beside another, below its half", &[("a", 3), ("b", 1)], "a", &plain, true),
             ("beside another, its half", &[("a", 4), ("b", 1)], "a", &plain, false),
-            ("a flood of another leaves it one at least", &[("a", 800)], "b", &plain, true),
+            ("a flood of another leaves it two at least", &[("a", 800), ("b", 1)], "b", &plain, true),
             ("by weight", &[("heavy", 5), ("a", 1)], "heavy", &heavy, true),
             ("by weight, no more", &[("heavy", 6), ("a", 1)], "heavy", &heavy, false),
             ("no more than may run, and one", &[("a", 3)], "a", &two, false),
@@ -180,7 +183,7 @@ mod tests {
             ("its share beside one in hand", &[("b", 8)], &["a"], &plain, &[("a", 4)]),
             ("by weight", &[], &["a", "heavy"], &heavy, &[("a", 2), ("heavy", 6)]),
             ("no more than may run, and one", &[], &["a", "b"], &one, &[("a", 2), ("b", 4)]),
-            ("one of each, where there are many", &[("x", 14)], &["a", "b", "c"], &plain, &[("a", 2)]),
+            ("until there is no more room", &[("x", 13)], &["a", "b", "c"], &plain, &[("a", 2), ("b", 1)]),
             ("nothing, with twice as much in hand", &[("x", 16)], &["a"], &plain, &[]),
         ];
         for (label, of, tenants, quota, takes) in table {
@@ -189,7 +192,7 @@ mod tests {
         }
         let many: Vec<String> = (0..40).map(|n| format!("t{n:02}")).chain(["heavy".into()]).collect();
         let takes = hand(&[]).takes(&many, 8, heavy);
-        assert_eq!(takes.len(), 16, "one of each until twice as much is in hand: {takes:?}");
+        assert_eq!(takes.len(), 8, "two of each until twice as much is in hand: {takes:?}");
     }
 
     #[test]
