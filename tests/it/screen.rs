@@ -121,6 +121,7 @@ roster.owner = "{{{{ owner }}}}"
     .await;
     ok("queue pause", &config, &[QUEUE, "--why", EVIL]).await;
     ok("queue concurrency", &config, &[QUEUE, "3"]).await;
+    ok("tenant", &config, &[EVIL, "--weight", "3"]).await;
     ok("throttle hold", &config, &[THROTTLE, "--for", "1h", "--why", EVIL]).await;
     ok("token create", &config, &[&"t".repeat(60), "--scope", "read"]).await;
     let roster = ground.path("roster.ndjson");
@@ -132,11 +133,12 @@ roster.owner = "{{{{ owner }}}}"
     })
     .await;
 
-    let commands: [(&str, &[&str]); 15] = [
+    let commands: [(&str, &[&str]); 16] = [
         ("status", &[]),
         ("list", &[]),
         ("list", &["--owners"]),
         ("queue list", &[]),
+        ("tenant", &[]),
         ("workers list", &[]),
         ("failed list", &[]),
         ("failed show", &["sync", failing]),
@@ -247,6 +249,7 @@ pub const SPOKEN: &[(&str, &[&str])] = &[
     ("queue pause", &["work", "--why", "x"]),
     ("queue resume", &["work"]),
     ("queue concurrency", &["work", "2"]),
+    ("tenant", &["acme", "--weight", "5", "--most", "none"]),
     ("workers list", &[]),
     ("token create", &["ci", "--scope", "read"]),
     ("token list", &[]),

@@ -124,6 +124,21 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
         ("[throttles.t]\nallow = 5\nper = 60\n", "r.toml:3: throttles.t.per: invalid type: integer `60`"),
         ("[throttles.t]\nallow = 0\nper = \"1s\"\n", "r.toml:2: throttles.t.allow: 0 is out of range"),
         ("[queues.x]\nthrottle = \"t\"\n[throttles.u]\nallow = 5\nper = \"1s\"\n", "did you mean `u`?"),
+        ("[queues.x]\nfair = \"payload\"\n", "r.toml:2: queues.x.fair: `payload` is no part of a job"),
+        (
+            "[queues.x]\nmost = 3\n",
+            "r.toml:2: queues.x.most: limits the jobs of one tenant, and this queue knows no tenants",
+        ),
+        ("[queues.x]\nfair = \"owner\"\nmost = 0\n", "r.toml:3: queues.x.most: 0 is out of range"),
+        (
+            "[throttles.t]\nallow = 5\nper = \"1s\"\nkey = \"kind\"\nfair = \"owner\"\n",
+            "r.toml:5: throttles.t.fair: shares one limit between tenants, and with `key` each value has a limit of its own",
+        ),
+        (
+            "[queues.x]\nthrottle = \"t\"\nfair = \"kind\"\n[throttles.t]\nallow = 5\nper = \"1s\"\nfair = \"owner\"\n",
+            "r.toml:3: queues.x.fair: is `kind`, and that of [throttles.t] is `owner`; places and slots are shared between",
+        ),
+        ("[tenants.a]\nweight = 0\n", "r.toml:2: tenants.a.weight: 0 is out of range"),
         ("[kinds.k]\nqueue = \"x\"\n", "r.toml:2: kinds.k.queue: there is no [queues.x]"),
         ("[reasons.r]\nattempts = 3\n", "r.toml:1: reasons.r: missing field `policy`"),
         (

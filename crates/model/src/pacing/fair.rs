@@ -164,8 +164,9 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
 
     /// Who has the next turn at the time `now`. It looks at each tenant in the line.
     pub fn next(&self, now: u64) -> Option<(Tenant, K)> {
-        let first = self.scores(now).min_by(|(a, key_a, _), (b, key_b, _)| (a, key_a).cmp(&(b, key_b)))?;
-        Some((first.2.clone(), first.1))
+        // Of equals, a newcomer goes before those that use places.
+        let (_, _, first, tenant) = self.scores(now).min_by(|a, b| (a.0, a.1, a.2).cmp(&(b.0, b.1, b.2)))?;
+        Some((tenant.clone(), first))
     }
 
     /// The next `most` in the order of their turns, if each turn costs what `cost` says.
@@ -277,11 +278,11 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
         self.scores(now).map(|(score, ..)| score).min().map_or(self.level, |lowest| lowest.min(self.level))
     }
 
-    /// The tenants in the line: how high each is, and its first.
-    fn scores(&self, now: u64) -> impl Iterator<Item = (Tag, K, &Tenant)> {
+    /// The tenants in the line: how high each is, how many places it uses, and its first.
+    fn scores(&self, now: u64) -> impl Iterator<Item = (Tag, u64, K, &Tenant)> {
         self.tenants.iter().filter_map(move |(tenant, account)| {
             let (first, _) = account.waiting.first_key_value()?;
-            Some((account.score(self.shares.weight(tenant), now, self.stay), *first, tenant))
+            Some((account.score(self.shares.weight(tenant), now, self.stay), account.places, *first, tenant))
         })
     }
 
