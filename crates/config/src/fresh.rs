@@ -54,21 +54,48 @@ impl FreshSettings {
         Duration::from_secs_f64((min * max).sqrt()).clamp(self.min, self.max)
     }
 
-    /// What an entity with this payload is worth: above 0; 1 without `weight`.
+    /// How many calls there are in a second, in the long run; nothing if the throttle is not among these.
+    pub fn rate(&self, throttles: &BTreeMap<String, ThrottleSettings>) -> Option<f64> {
+        match &self.calls {
+            Calls::Throttle(name) => Some(throttles.get(name)?.limits.pace()),
+            Calls::Fixed { count, per } => Some(f64::from(*count) / per.as_secs_f64()),
+        }
+    }
+
+    /// Whether runs of this kind take calls of the budget.
+    pub fn is_spent_by(&self, kind: &KindSettings, queues: &BTreeMap<String, QueueSettings>) -> bool {
+        match &self.calls {
+            Calls::Fixed { .. } => kind.fresh().is_some_and(|other| other.budget == self.budget),
+            Calls::Throttle(name) => {
+                let queue = kind.queue.as_ref().and_then(|queue| queues.get(queue));
+                queue.is_some_and(|queue| queue.throttle.as_ref() == Some(name))
+            }
+        }
+    }
+
+    /// What an entity with this payload is worth: see [`weight_of`].
     ///
     /// # Errors
     /// Says what the template gives, if that is no number above 0.
     pub fn weight_of(&self, payload: &Value) -> Result<f64, String> {
-        let Some(template) = &self.weight else { return Ok(1.0) };
-        let mut templates = minijinja::Environment::new();
-        templates.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
-        let text = templates
-            .render_str(template, minijinja::value::Serde(payload))
-            .map_err(|error| format!("`fresh.weight` (`{template}`) cannot be made from the payload: {error}"))?;
-        match text.trim().parse::<f64>() {
-            Ok(weight) if weight.is_finite() && weight > 0.0 => Ok(weight),
-            _ => Err(format!("`fresh.weight` (`{template}`) gives `{text}`; a number above 0 is possible")),
-        }
+        weight_of(self.weight.as_deref(), payload)
+    }
+}
+
+/// What an entity with this payload is worth by a template: above 0; 1 without one.
+///
+/// # Errors
+/// Says what the template gives, if that is no number above 0.
+pub fn weight_of(template: Option<&str>, payload: &Value) -> Result<f64, String> {
+    let Some(template) = template else { return Ok(1.0) };
+    let mut templates = minijinja::Environment::new();
+    templates.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
+    let text = templates
+        .render_str(template, minijinja::value::Serde(payload))
+        .map_err(|error| format!("`fresh.weight` (`{template}`) cannot be made from the payload: {error}"))?;
+    match text.trim().parse::<f64>() {
+        Ok(weight) if weight.is_finite() && weight > 0.0 => Ok(weight),
+        _ => Err(format!("`fresh.weight` (`{template}`) gives `{text}`; a number above 0 is possible")),
     }
 }
 
@@ -146,8 +173,14 @@ fn calls(text: &str) -> Result<Calls, String> {
     if let Some(throttle) = text.strip_prefix("throttle:") {
         return Ok(Calls::Throttle(throttle.trim().to_owned()));
     }
-    let (count, per) = text.split_once('/').ok_or_else(wrong)?;
-    let count = count.trim().parse::<u32>().ok().filter(|count| *count > 0).ok_or_else(wrong)?;
-    let per = parse_duration(per.trim()).ok().filter(|per| !per.is_zero()).ok_or_else(wrong)?;
+    let (count, per) = calls_in(text).ok_or_else(wrong)?;
     Ok(Calls::Fixed { count, per })
+}
+
+/// Reads so many in so long, both above zero, as in `2000/1h`.
+pub(super) fn calls_in(text: &str) -> Option<(u32, Duration)> {
+    let (count, per) = text.split_once('/')?;
+    let count = count.trim().parse::<u32>().ok().filter(|count| *count > 0)?;
+    let per = parse_duration(per.trim()).ok().filter(|per| !per.is_zero())?;
+    Some((count, per))
 }

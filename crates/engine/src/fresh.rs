@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
-use roundelay_config::{Calls, Config, FreshSettings, KindSettings};
+use roundelay_config::{Config, FreshSettings, KindSettings};
 use roundelay_ledger::{Ledger, LedgerError};
 use roundelay_model::clock::Time;
 use roundelay_model::encryption::{AssociatedData, Field, Keyring};
@@ -223,13 +223,7 @@ fn priced(
     let sharing = config.kinds.iter().filter_map(|(name, kind)| Some((name, kind.fresh()?)));
     let sharing: BTreeMap<&String, &FreshSettings> = sharing.filter(|(_, fresh)| fresh.budget == budget).collect();
     let first = *sharing.values().next()?;
-    let throttled = |kind: &str| match &first.calls {
-        Calls::Fixed { .. } => sharing.contains_key(&kind.to_owned()),
-        Calls::Throttle(name) => {
-            let queue = config.kinds.get(kind).and_then(|kind| kind.queue.as_ref());
-            queue.and_then(|queue| config.queues.get(queue)).is_some_and(|queue| queue.throttle.as_ref() == Some(name))
-        }
-    };
+    let spends = |kind: &str| config.kinds.get(kind).is_some_and(|kind| first.is_spent_by(kind, &config.queues));
     let mut visits: BTreeMap<String, (Visits, Duration)> =
         sharing.iter().map(|(name, fresh)| ((*name).clone(), (Visits::default(), fresh.middle()))).collect();
     let mut starts = 0;
@@ -237,15 +231,12 @@ fn priced(
         if let Some((of, _)) = visits.get_mut(&bucket.kind) {
             of.add(&bucket.stats.visits);
         }
-        if throttled(&bucket.kind) {
+        if spends(&bucket.kind) {
             starts += bucket.stats.late.count();
         }
     }
     let length = end.since(begin);
-    let allowed = match &first.calls {
-        Calls::Fixed { count, per } => f64::from(*count) / per.as_secs_f64(),
-        Calls::Throttle(name) => config.throttles.get(name)?.limits.rate(),
-    };
+    let allowed = first.rate(&config.throttles)?;
     let made: u64 = visits.values().map(|(of, _)| of.visits).sum();
     let others = starts.saturating_sub(made) as f64;
     Some(before.after(&visits, first.objective, (end, length), (allowed * length.as_secs_f64(), others)))

@@ -88,19 +88,6 @@ impl Learned {
         ((self.log_rate - far).exp(), (self.log_rate + far).exp())
     }
 
-    /// What visits each `every` seconds are expected to come to: the share of time in which what is known is right, and
-    /// its mean age in seconds while it is not, over all time.
-    pub fn expected(&self, every: f64) -> (f64, f64) {
-        let x = self.rate() * every;
-        let chance = -(-x).exp_m1();
-        // Of small numbers the differences would have no digits left.
-        if x < 1e-2 {
-            (1.0 - x / 2.0, every * x / 6.0)
-        } else {
-            (chance / x, every * (0.5 - 1.0 / x + chance / (x * x)))
-        }
-    }
-
     /// What the chain says of its kind: the logarithm of its rate, and the square of that with how unsure it is. Without
     /// the last, chains that have hardly been visited, and so believe what was said of the kind, would say that all of
     /// the kind are alike.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::interval::{Objective, interval, price_of};
+use super::interval::{Objective, expected, interval, price_of};
 use super::learned::{Known, Learned, Prior, Seen};
 use crate::clock::Time;
 
@@ -59,7 +59,7 @@ impl Visits {
     pub fn visited(&mut self, gap: Duration, every: Duration, known: &Known) {
         let (gap, every, weight) = (gap.as_secs_f64(), every.as_secs_f64().max(1e-3), f64::from(known.weight));
         let (log, square) = known.learned.moments();
-        let (fresh, age) = known.learned.expected(every);
+        let (fresh, age) = expected(known.learned.rate(), every);
         self.add(&Self {
             visits: 1,
             calls: gap / every,

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
-use super::{Budget, Known, Objective, Seen, Visits, interval, visited};
+use super::{Budget, Entity, Known, Objective, Seen, Visits, best_price, expected, visited};
 use crate::clock::{Entropy, Time};
 
 /// The median time between changes, in seconds: an hour.
@@ -14,12 +14,6 @@ const BOUNDS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_se
 const MIDDLE: Duration = Duration::from_secs(900);
 /// How often the price is set anew, in seconds.
 const PRICED_EVERY: f64 = 60.0;
-
-#[derive(Clone, Copy, Debug)]
-struct Entity {
-    rate: f64,
-    weight: f64,
-}
 
 /// A number of the normal distribution (Box and Muller).
 fn normal(dice: &Entropy) -> f64 {
@@ -32,7 +26,8 @@ fn entities(number: usize, zipf: bool, dice: &Entropy) -> Vec<Entity> {
     for n in (1..number).rev() {
         weights.swap(n, dice.below(n + 1));
     }
-    weights.into_iter().map(|weight| Entity { rate: (2.0 * normal(dice)).exp() / MEDIAN, weight }).collect()
+    let of = |weight| Entity { rate: (2.0 * normal(dice)).exp() / MEDIAN, weight, bounds: BOUNDS };
+    weights.into_iter().map(of).collect()
 }
 
 /// The mean age of what is known, in seconds, and the share of time in which it is right, both by weight.
@@ -43,32 +38,19 @@ struct Quality {
 }
 
 /// What fixed intervals come to, by the formulas.
-fn expected(entities: &[Entity], intervals: impl Fn(&Entity) -> f64) -> Quality {
+fn quality(entities: &[Entity], intervals: impl Fn(&Entity) -> f64) -> Quality {
     let (mut age, mut fresh, mut all) = (0.0, 0.0, 0.0);
     for entity in entities {
-        let every = intervals(entity);
-        let x = entity.rate * every;
-        let chance = -(-x).exp_m1();
-        // Of small numbers the differences would have no digits left.
-        let of_age = if x < 0.01 { every * x / 6.0 } else { every * (0.5 - 1.0 / x + chance / (x * x)) };
-        age += entity.weight * of_age;
-        fresh += entity.weight * chance / x;
-        all += entity.weight;
+        let (of_fresh, of_age) = expected(entity.rate, intervals(entity));
+        (age, fresh, all) = (age + entity.weight * of_age, fresh + entity.weight * of_fresh, all + entity.weight);
     }
     Quality { age: age / all, fresh: fresh / all }
 }
 
-/// The best intervals for known rates: the price at which calls are exactly the budget, found by halving.
+/// The best intervals for known rates.
 fn optimum(entities: &[Entity], objective: Objective, budget: f64) -> Quality {
-    let every =
-        |entity: &Entity, price: f64| interval(objective, entity.rate, entity.weight, price, BOUNDS).as_secs_f64();
-    let calls = |price: f64| entities.iter().map(|entity| 1.0 / every(entity, price)).sum::<f64>();
-    let (mut low, mut high) = (-100.0_f64, 100.0_f64);
-    while high - low > 1e-6 {
-        let middle = (low + high) / 2.0;
-        if calls(middle.exp()) > budget { low = middle } else { high = middle }
-    }
-    expected(entities, |entity| every(entity, high.exp()))
+    let price = best_price(objective, entities, budget);
+    quality(entities, |entity| entity.every(objective, price))
 }
 
 /// A run of chains that learn, under a throttle that lets calls start at the budget's pace.
@@ -147,7 +129,7 @@ impl<'a> Run<'a> {
     }
 
     fn visit(&mut self, n: usize) {
-        let Entity { rate, weight } = self.entities[n];
+        let Entity { rate, weight, .. } = self.entities[n];
         let first = self.known[n].is_none();
         let gap = if first { MIDDLE } else { Duration::from_secs_f64(self.now - self.visited[n]) };
         self.count(n, self.now);
@@ -199,7 +181,7 @@ fn compare(number: usize, zipf: bool, objective: Objective, seed: u64) -> (Quali
     let dice = Entropy::seeded(seed);
     let entities = entities(number, zipf, &dice);
     let budget = number as f64 / MEDIAN;
-    let uniform = expected(&entities, |_| MEDIAN);
+    let uniform = quality(&entities, |_| MEDIAN);
     let best = optimum(&entities, objective, budget);
     let mut run = Run::new(&entities, objective, budget, seed);
     run.until(LEARNING * MEDIAN);
