@@ -8,8 +8,10 @@ use roundelay::clock::Time;
 use roundelay::encryption::Keyring;
 use roundelay::engine::fresh::read;
 use roundelay::fresh::Known;
-use roundelay::ledger::{FailureFilter, Failures, NewChain, Reports};
+use roundelay::ledger::{FailureFilter, Failures, NewChain, Reports, Slots};
 use roundelay::outcome::{Change, Yield};
+use roundelay::pacing::orders::ThrottleOrder;
+use roundelay::pacing::slots::Window;
 use roundelay::{Config, Outcome};
 use serde_json::json;
 
@@ -136,6 +138,60 @@ async fn calls_of_other_jobs_make_a_call_dearer_and_none_cheaper() {
     assert!((0.4..0.6).contains(&(told.others / told.allowed)), "{told:?}");
     let visits: usize = visits(&world, 5).iter().sum();
     assert!((1_400..=1_900).contains(&visits), "half of 3,600 is left: {visits}");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_that_an_operator_orders_makes_calls_dearer_until_it_is_reset() {
+    let mut world = world().await;
+    world.start_with_chores().await;
+    world.until(HOUR * 3).await;
+    let told = async |world: &World| read(&*world.ledger, &Keyring::default(), "throttle:shop").await.unwrap().unwrap();
+    let before = told(&world).await;
+    let half = ThrottleOrder::Limits { window: Window { allow: 30, per: Duration::from_secs(60) }, burst: 1 };
+    world.ledger.order_throttle("shop".into(), half, "ann".into()).await.unwrap();
+    world.until(HOUR * 6).await;
+    let during = told(&world).await;
+    assert!((during.allowed / before.allowed - 0.5).abs() < 0.02, "{during:?}");
+    assert!(during.price.unwrap().get() > 1.3 * before.price.unwrap().get(), "{before:?}, then {during:?}");
+    let calls: usize = visits(&world, 5).iter().sum();
+    assert!((1_600..=1_800).contains(&calls), "{calls} of 1,800 calls");
+    let late = world.ledger.late(world.begin + HOUR * 6 - Duration::from_secs(300), Vec::new(), 50).await.unwrap();
+    assert!(late.is_empty(), "what they want fits again: {late:?}");
+    world.ledger.order_throttle("shop".into(), ThrottleOrder::Reset, "ann".into()).await.unwrap();
+    world.until(HOUR * 10).await;
+    let calls: usize = visits(&world, 9).iter().sum();
+    assert!(calls > 3_200, "{calls} of 3,600 calls");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_price_intervals_stay_about_what_they_were() {
+    let mut world = world().await;
+    // No chore, so no price.
+    world.start().await;
+    world.until(HOUR * 2).await;
+    let visits = visits(&world, 1);
+    // The geometric mean of the bounds is 268 s.
+    assert!(visits.iter().all(|visits| (12..=15).contains(visits)), "{visits:?}");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_longest_interval_that_is_configured_anew_holds_from_the_next_visit_on() {
+    let mut world = world().await;
+    let (send, configurations) = tokio::sync::mpsc::channel(1);
+    world.start_following(configurations).await;
+    world.until(HOUR * 6).await;
+    let before = visits(&world, 5);
+    assert!(before.iter().any(|visits| *visits < 10), "some are visited less than each six minutes: {before:?}");
+    let text = format!("ledger.url = \"sqlite://:memory:\"\n{}", CONFIG.replace("max = \"4h\"", "max = \"6m\""));
+    send.send(Config::parse(&text, "the test's configuration", []).unwrap()).await.unwrap();
+    world.until(HOUR * 9).await;
+    let after = visits(&world, 8);
+    let all: usize = after.iter().sum();
+    assert!(after.iter().all(|visits| *visits >= 9), "each comes at least each six minutes, and some late: {after:?}");
+    assert!((3_200..=3_600).contains(&all), "within the budget: {all}");
     world.stop().await;
 }
 

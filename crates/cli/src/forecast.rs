@@ -87,7 +87,10 @@ impl Forecast {
         let uniform = match self.compare {
             None => None,
             Some(Comparison::Uniform) => Some(plan.uniform().with_context(|| {
-                format!("{}: no kind has both `fresh` and `model.change`, so there is nothing to compare", path.display())
+                format!(
+                    "{}: no kind has both `fresh` and `model.change`, so there is nothing to compare",
+                    path.display()
+                )
             })?),
         };
         let rounds = 1 + u64::from(uniform.is_some());

@@ -15,9 +15,10 @@ use roundelay_ledger::{Ledger, LedgerError};
 use roundelay_model::clock::Time;
 use roundelay_model::encryption::{AssociatedData, Field, Keyring};
 use roundelay_model::failure::FailedItem;
-use roundelay_model::fresh::{Budget, Known, Seen, Visits, visited};
+use roundelay_model::fresh::{Budget, Calls, Known, Objective, Seen, Visits, visited};
 use roundelay_model::kind_stats::{KindBucket, Step};
 use roundelay_model::outcome::{Change, Outcome, Yield};
+use roundelay_model::pacing::ThrottleSettings;
 use roundelay_model::schedule::{From, Rhythm, Schedule};
 use roundelay_model::wall_clock::WallClock;
 use serde_json::Value;
@@ -25,6 +26,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::chores::FRESH;
+use crate::telemetry::Telemetry;
 
 /// How often workers read prices.
 const READ_EVERY: Duration = Duration::from_secs(10);
@@ -50,17 +52,22 @@ impl Prices {
         self: Arc<Self>,
         ledger: Arc<dyn Ledger>,
         keys: Arc<Keyring>,
-        budgets: impl Fn() -> Vec<String> + Send + 'static,
+        budgets: impl Fn() -> Vec<(String, Objective)> + Send + 'static,
+        telemetry: Arc<Telemetry>,
         stop: CancellationToken,
     ) {
         loop {
-            for budget in budgets() {
-                match read(&*ledger, &keys, &budget).await {
-                    Ok(Some(told)) => _ = self.0.write().insert(budget, Arc::new(told)),
+            let budgets = budgets();
+            let kept = |budget: &String| budgets.iter().any(|(name, _)| name == budget);
+            self.0.write().retain(|budget, _| kept(budget));
+            for (budget, _) in &budgets {
+                match read(&*ledger, &keys, budget).await {
+                    Ok(Some(told)) => _ = self.0.write().insert(budget.clone(), Arc::new(told)),
                     Ok(None) => {}
                     Err(error) => tracing::debug!(%error, budget, "the price of a call cannot be read"),
                 }
             }
+            telemetry.budgets(budgets.iter().map(|(name, objective)| (name.as_str(), self.of(name), *objective)));
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = sleep(READ_EVERY) => {}
@@ -83,12 +90,11 @@ pub async fn read(ledger: &dyn Ledger, keys: &Keyring, budget: &str) -> Result<O
     Ok(told)
 }
 
-/// The budgets of a configuration.
-pub fn budgets<'c>(kinds: impl Iterator<Item = &'c KindSettings>) -> Vec<String> {
-    let mut budgets: Vec<String> = kinds.filter_map(|kind| Some(kind.fresh()?.budget.clone())).collect();
-    budgets.sort();
-    budgets.dedup();
-    budgets
+/// The budgets of a configuration, and what their calls are spent for.
+pub fn budgets<'c>(kinds: impl Iterator<Item = &'c KindSettings>) -> Vec<(String, Objective)> {
+    let of = |kind: &KindSettings| kind.fresh().map(|fresh| (fresh.budget.clone(), fresh.objective));
+    let budgets: BTreeMap<String, Objective> = kinds.filter_map(of).collect();
+    budgets.into_iter().collect()
 }
 
 /// The schedule of a chain whose next visit is to come after so long.
@@ -212,11 +218,11 @@ fn minutes(upto: Time, now: Time) -> Option<(Time, Time)> {
 }
 
 /// The price of a budget after the minutes that are over, from what the runs of all kinds came to in them. Nothing if no
-/// kind has the budget.
+/// kind has the budget. `throttles` are as an operator ordered, or as configured.
 fn priced(
     before: Budget,
     budget: &str,
-    config: &Config,
+    (config, throttles): (&Config, &BTreeMap<String, ThrottleSettings>),
     buckets: &[KindBucket],
     (begin, end): (Time, Time),
 ) -> Option<Budget> {
@@ -236,21 +242,32 @@ fn priced(
         }
     }
     let length = end.since(begin);
-    let allowed = first.rate(&config.throttles)?;
+    let allowed = first.rate(throttles)?;
     let made: u64 = visits.values().map(|(of, _)| of.visits).sum();
     let others = starts.saturating_sub(made) as f64;
-    Some(before.after(&visits, first.objective, (end, length), (allowed * length.as_secs_f64(), others)))
+    let held = matches!(first.calls, roundelay_config::Calls::Throttle(_));
+    let calls = Calls { allowed: allowed * length.as_secs_f64(), others, held };
+    Some(before.after(&visits, first.objective, (end, length), calls))
 }
 
 /// One run of the chore of a budget: `carry` is what the run before has handed on.
 pub(crate) async fn reprice(config: &Config, ledger: &dyn Ledger, budget: &str, carry: &Value) -> Outcome {
     let before: Budget = serde_json::from_value(carry.clone()).unwrap_or_default();
     let Some(period) = minutes(before.upto, ledger.now()) else { return Outcome::Done };
-    let buckets = match ledger.kinds(Step::Minute, period.0).await {
-        Ok(buckets) => buckets,
+    let asked = async {
+        let (mut throttles, orders) = (config.throttles.clone(), ledger.throttle_orders().await?);
+        for (name, throttle) in &mut throttles {
+            if let Some(orders) = orders.get(name) {
+                throttle.limits = orders.limits(&throttle.limits).into_owned();
+            }
+        }
+        Ok::<_, LedgerError>((throttles, ledger.kinds(Step::Minute, period.0).await?))
+    };
+    let (throttles, buckets) = match asked.await {
+        Ok(asked) => asked,
         Err(error) => return Outcome::retry(error.to_string()),
     };
-    match priced(before, budget, config, &buckets, period) {
+    match priced(before, budget, (config, &throttles), &buckets, period) {
         None => Outcome::Retire { reason: format!("no kind of the configuration has the budget {budget}").into() },
         Some(budget) => Outcome::DoneWith(Yield { carry: serde_json::to_value(budget).ok(), ..Yield::default() }),
     }

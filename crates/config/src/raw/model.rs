@@ -29,7 +29,14 @@ pub struct Model {
 
 impl Default for Model {
     fn default() -> Self {
-        Self { chains: None, duration: Length { p50: MODEL_RUN, p99: None }, fail: 0.0, slow: Vec::new(), change: None, weights: Weights::Equal }
+        Self {
+            chains: None,
+            duration: Length { p50: MODEL_RUN, p99: None },
+            fail: 0.0,
+            slow: Vec::new(),
+            change: None,
+            weights: Weights::Equal,
+        }
     }
 }
 

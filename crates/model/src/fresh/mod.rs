@@ -14,4 +14,4 @@ mod simulated;
 
 pub use interval::{Entity, Objective, best_price, expected, interval};
 pub use learned::{Known, Learned, Prior, SIZE, Seen};
-pub use price::{Budget, OfKind, Price, Visits, visited};
+pub use price::{Budget, Calls, OfKind, Price, Visits, visited};

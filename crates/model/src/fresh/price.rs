@@ -13,7 +13,7 @@ use crate::clock::Time;
 const GAIN: f64 = 1.5;
 /// The price moves by at most this factor (as a logarithm) at a time.
 const LARGEST_STEP: f64 = 1.5;
-/// So much of the calls that are allowed is meant to be used: what is wanted is known to some per cent only.
+/// So much of a budget that nothing else holds is meant to be used: what is wanted is known to some per cent only.
 const AIM: f64 = 0.99;
 /// So many visits tell what is wanted to some per cent.
 const ENOUGH: f64 = 1_000.0;
@@ -123,6 +123,26 @@ pub struct OfKind {
     pub chains: f64,
 }
 
+/// The calls of a while.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Calls {
+    /// How many were possible.
+    pub allowed: f64,
+    /// Those of them that went to jobs that no price concerns.
+    pub others: f64,
+    /// A throttle lets no more start, whatever chains want.
+    pub held: bool,
+}
+
+impl Calls {
+    /// For how many of its chains the budget has room.
+    fn room(self) -> f64 {
+        let Self { allowed, others, held } = self;
+        let aim = if held { 1.0 } else { AIM };
+        (aim * allowed - others).max(0.01 * allowed)
+    }
+}
+
 /// A budget of calls, and the chains that share it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -150,15 +170,14 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// After a while of `length` until `upto`, in which `allowed` calls were possible, `others` of them went to jobs that
-    /// no price concerns, and the visits of each kind came to these. `middle` is the interval of chains of which nothing
+    /// After a while of `length` until `upto` that had these calls, in which the visits of each kind came to these. `middle` is the interval of chains of which nothing
     /// is known.
     pub fn after(
         mut self,
         visits: &BTreeMap<String, (Visits, Duration)>,
         objective: Objective,
         (upto, length): (Time, Duration),
-        (allowed, others): (f64, f64),
+        calls: Calls,
     ) -> Self {
         let seconds = length.as_secs_f64().max(1.0);
         let mut all = Visits::default();
@@ -177,7 +196,7 @@ impl Budget {
                 Prior::of_kind(known.chains, (of.logs / of.gaps, of.squares / of.gaps), Prior::of_interval(*middle));
             known.prior = known.prior.towards(mean, share);
         }
-        let room = (AIM * allowed - others).max(0.01 * allowed);
+        let room = calls.room();
         let weights = all.weights / all.gaps;
         self.price = match self.price {
             Some(price) => Some(price.after(all.visits, all.calls, room)),
@@ -195,7 +214,7 @@ impl Budget {
         self.fresh = smoothed(self.fresh, all.fresh, all.weights);
         self.age = smoothed(self.age, all.age, all.weights);
         self.weight = smoothed(self.weight, all.weights, all.gaps);
-        (self.allowed, self.others) = (allowed / seconds, others / seconds);
+        (self.allowed, self.others) = (calls.allowed / seconds, calls.others / seconds);
         (self.wanted, self.made) = (all.calls / seconds, all.visits as f64 / seconds);
         self.upto = upto;
         self
@@ -288,15 +307,16 @@ mod tests {
         (0..100).for_each(|_| of.visited(Duration::from_secs(60), Duration::from_secs(30), &known));
         let minute = (Time::from_millis(60_000), Duration::from_secs(60));
         let visits = BTreeMap::from([("app".to_owned(), (of, Duration::from_secs(60)))]);
-        let budget = Budget::default().after(&visits, Objective::Age, minute, (100.0, 10.0));
+        let calls = Calls { allowed: 100.0, others: 10.0, held: false };
+        let budget = Budget::default().after(&visits, Objective::Age, minute, calls);
         assert!((budget.kinds["app"].chains - 100.0).abs() < 1e-9 && budget.price.is_some(), "{budget:?}");
         assert!((budget.wanted * 60.0 - 200.0).abs() < 1e-6 && (budget.made * 60.0 - 100.0).abs() < 1e-6);
-        let next = budget.clone().after(&visits, Objective::Age, minute, (100.0, 10.0));
+        let next = budget.clone().after(&visits, Objective::Age, minute, calls);
         assert!(next.price.unwrap().get() > budget.price.unwrap().get(), "200 calls are wanted and there are 89");
         let text = serde_json::to_string(&next).unwrap();
         assert_eq!(serde_json::from_str::<Budget>(&text).unwrap(), next);
         assert_eq!(serde_json::from_str::<Budget>("{}").unwrap(), Budget::default());
-        let gone = next.after(&BTreeMap::new(), Objective::Age, minute, (100.0, 10.0));
+        let gone = next.after(&BTreeMap::new(), Objective::Age, minute, calls);
         assert!(gone.kinds.is_empty() && gone.price.is_some());
     }
 

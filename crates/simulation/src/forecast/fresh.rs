@@ -58,7 +58,9 @@ impl Plan {
         let mut any = false;
         for (name, kind) in &mut uniform.config.kinds {
             let changes = kind.model.change.is_some() && self.populations.contains_key(name);
-            let Some(fresh) = kind.recurrence.as_mut().and_then(|recurrence| recurrence.fresh.as_mut()) else { continue };
+            let Some(fresh) = kind.recurrence.as_mut().and_then(|recurrence| recurrence.fresh.as_mut()) else {
+                continue;
+            };
             let chains: u64 = sharing(self, &fresh.budget).map(|(name, _)| self.populations[name].chains()).sum();
             let rate = fresh.rate(&self.config.throttles)?;
             let every = Duration::try_from_secs_f64(chains as f64 / rate).unwrap_or(fresh.max);
@@ -87,9 +89,10 @@ pub(super) fn reports(
         let Some(learned) = quality else { continue };
         reports.insert(name.clone(), FreshReport { learned, best: None, uniform: None, calls: None });
     }
-    for budget in budgets(plan.config.kinds.values()) {
+    for (budget, _) in budgets(plan.config.kinds.values()) {
         let sharing: Vec<_> = sharing(plan, &budget).filter(|(name, _)| reports.contains_key(*name)).collect();
-        let Some((rate, fresh)) = sharing.first().and_then(|(_, fresh)| Some((fresh.rate(&plan.config.throttles)?, fresh)))
+        let Some((rate, fresh)) =
+            sharing.first().and_then(|(_, fresh)| Some((fresh.rate(&plan.config.throttles)?, fresh)))
         else {
             continue;
         };
@@ -112,7 +115,8 @@ pub(super) fn reports(
         }
         let an_hour = |starts: &u64| *starts as f64 / (rate * 3_600.0);
         let least = all.iter().map(an_hour).reduce(f64::min);
-        let calls = least.zip(all.iter().map(an_hour).reduce(f64::max)).map(|(least, most)| CallsReport { least, most });
+        let calls =
+            least.zip(all.iter().map(an_hour).reduce(f64::max)).map(|(least, most)| CallsReport { least, most });
         let others = others as f64 / (hours.len().max(1) as f64 * 3_600.0);
         let known: BTreeMap<&String, Vec<Entity>> = sharing
             .iter()

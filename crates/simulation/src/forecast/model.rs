@@ -77,7 +77,15 @@ mod tests {
     fn settings(p50: u64, p99: u64) -> ModelSettings {
         let ms = Duration::from_millis;
         let spell = SlowSpell { from: ms(1_000), to: ms(2_000), factor: 10.0, fail: Some(1.0) };
-        ModelSettings { chains: None, p50: ms(p50), p99: ms(p99), fail: 0.0, slow: vec![spell], change: None, zipf: false }
+        ModelSettings {
+            chains: None,
+            p50: ms(p50),
+            p99: ms(p99),
+            fail: 0.0,
+            slow: vec![spell],
+            change: None,
+            zipf: false,
+        }
     }
 
     #[test]

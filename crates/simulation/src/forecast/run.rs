@@ -197,7 +197,8 @@ fn enroll(plan: &mut Plan, fleet: &Fleet, gridded: bool) -> Result<Enrolling, St
         let (connection, connections) = fleet.connections();
         let mut enroller = Enroller::new(&fleet.config, connections, kind, plan.spread, true)?;
         // From here on only their number is of interest.
-        let counted = Population::Counted { chains: population.chains(), queues: Vec::new(), keys: Vec::new(), zipf: false };
+        let counted =
+            Population::Counted { chains: population.chains(), queues: Vec::new(), keys: Vec::new(), zipf: false };
         let batches = std::mem::replace(population, counted).batches(BATCH);
         let task = async move {
             for batch in batches {
