@@ -40,7 +40,7 @@ mod unpaced;
 pub use api::{ApiSettings, is_loopback};
 pub use check::{INTERNAL, MAX_HELD, internal_kind};
 pub use error::{ConfigError, Problem};
-pub use fresh::{Calls, FreshSettings, weight_of};
+pub use fresh::{BudgetSettings, Calls, FreshSettings, weight_of};
 pub use model::{ChangeSettings, ModelSettings, SlowSpell};
 pub use problems::{MAX_TIMEOUT, listen_address};
 pub use raw::UniqueUntil;

@@ -15,7 +15,7 @@ use roundelay_ledger::{Ledger, LedgerError};
 use roundelay_model::clock::Time;
 use roundelay_model::encryption::{AssociatedData, Field, Keyring};
 use roundelay_model::failure::FailedItem;
-use roundelay_model::fresh::{Budget, Calls, Known, Objective, Seen, Visits, visited};
+use roundelay_model::fresh::{Budget, Calls, Known, Objective, Price, Prior, Seen, Visits, interval_at, visited};
 use roundelay_model::kind_stats::{KindBucket, Step};
 use roundelay_model::outcome::{Change, Outcome, Yield};
 use roundelay_model::pacing::ThrottleSettings;
@@ -92,8 +92,9 @@ pub async fn read(ledger: &dyn Ledger, keys: &Keyring, budget: &str) -> Result<O
 
 /// The budgets of a configuration, and what their calls are spent for.
 pub fn budgets<'c>(kinds: impl Iterator<Item = &'c KindSettings>) -> Vec<(String, Objective)> {
-    let of = |kind: &KindSettings| kind.fresh().map(|fresh| (fresh.budget.clone(), fresh.objective));
-    let budgets: BTreeMap<String, Objective> = kinds.filter_map(of).collect();
+    let fresh = kinds.filter_map(KindSettings::fresh);
+    let of = |fresh: &'c FreshSettings| fresh.budgets.iter().map(|budget| (budget.name.clone(), fresh.objective));
+    let budgets: BTreeMap<String, Objective> = fresh.flat_map(of).collect();
     budgets.into_iter().collect()
 }
 
@@ -105,7 +106,8 @@ pub(crate) fn schedule(of_kind: &Schedule, every: Duration) -> Schedule {
 
 /// A visit of a chain whose interval follows from what has been learned.
 pub(crate) struct Visit {
-    budget: Arc<Budget>,
+    /// The budgets of which it takes a call.
+    budgets: Vec<Arc<Budget>>,
     known: Option<Known>,
     /// What the entity is worth.
     weight: f64,
@@ -133,7 +135,8 @@ impl Visit {
     ) -> Self {
         let known = learned.and_then(Known::from_bytes);
         let gap = if known.is_some() { at.since(before) } else { fresh.middle() };
-        Self { budget: prices.of(&fresh.budget), known, weight: 1.0, gap, problem: None }
+        let budgets = fresh.budgets.iter().map(|budget| prices.of(&budget.name)).collect();
+        Self { budgets, known, weight: 1.0, gap, problem: None }
     }
 
     /// What the handler gets says what the entity is worth.
@@ -146,8 +149,16 @@ impl Visit {
 
     /// How long until the next visit, by what is known before this one.
     pub(crate) fn every(&self, fresh: &FreshSettings) -> Duration {
-        let every = self.known.and_then(|known| self.budget.interval(fresh.objective, &known, self.gap, bounds(fresh)));
-        every.unwrap_or_else(|| self.unpriced(fresh))
+        self.known.map_or_else(|| self.unpriced(fresh), |known| self.interval(fresh, &known))
+    }
+
+    /// A run takes a call of each budget, so their prices add up.
+    fn interval(&self, fresh: &FreshSettings, known: &Known) -> Duration {
+        let price = self.budgets.iter().filter_map(|budget| budget.price).map(Price::get).reduce(|a, b| a + b);
+        price.map_or_else(
+            || self.unpriced(fresh),
+            |price| interval_at(price, fresh.objective, known, self.gap, (fresh.min, fresh.max)),
+        )
     }
 
     /// The interval as long as no price is known, as for a moment after a worker has started: about the one before.
@@ -177,11 +188,13 @@ impl Visit {
             }
         }
         let (seen, mark) = self.seen(change, wall_clock.wall(now));
-        let prior = self.budget.prior(kind, fresh.middle());
+        // All budgets have seen the same visits.
+        let prior = self
+            .budgets
+            .first()
+            .map_or_else(|| Prior::of_interval(fresh.middle()), |budget| budget.prior(kind, fresh.middle()));
         let known = visited(self.known, seen, self.weight, mark, now, prior);
-        let every = self.budget.interval(fresh.objective, &known, self.gap, bounds(fresh));
-        let every = every.unwrap_or_else(|| self.unpriced(fresh));
-        Some(Visited { gap: self.gap, every, known })
+        Some(Visited { gap: self.gap, every: self.interval(fresh, &known), known })
     }
 
     /// What the visit saw, and what stands for the entity now. `now` is by the wall clock.
@@ -205,10 +218,6 @@ impl Visit {
     }
 }
 
-fn bounds(fresh: &FreshSettings) -> (Duration, Duration) {
-    (fresh.min, fresh.max)
-}
-
 /// The minutes that a price is made of next, after those until `upto`; nothing if none is over and told.
 fn minutes(upto: Time, now: Time) -> Option<(Time, Time)> {
     let end = Step::Minute.begin(now - TOLD_WITHIN);
@@ -227,9 +236,10 @@ fn priced(
     (begin, end): (Time, Time),
 ) -> Option<Budget> {
     let sharing = config.kinds.iter().filter_map(|(name, kind)| Some((name, kind.fresh()?)));
-    let sharing: BTreeMap<&String, &FreshSettings> = sharing.filter(|(_, fresh)| fresh.budget == budget).collect();
+    let sharing: BTreeMap<&String, &FreshSettings> = sharing.filter(|(_, fresh)| fresh.shares(budget)).collect();
     let first = *sharing.values().next()?;
-    let spends = |kind: &str| config.kinds.get(kind).is_some_and(|kind| first.is_spent_by(kind, &config.queues));
+    let settings = first.budgets.iter().find(|of| of.name == budget)?;
+    let spends = |kind: &str| config.kinds.get(kind).is_some_and(|kind| settings.is_spent_by(kind, &config.queues));
     let mut visits: BTreeMap<String, (Visits, Duration)> =
         sharing.iter().map(|(name, fresh)| ((*name).clone(), (Visits::default(), fresh.middle()))).collect();
     let mut starts = 0;
@@ -242,10 +252,10 @@ fn priced(
         }
     }
     let length = end.since(begin);
-    let allowed = first.rate(throttles)?;
+    let allowed = settings.rate(throttles)?;
     let made: u64 = visits.values().map(|(of, _)| of.visits).sum();
     let others = starts.saturating_sub(made) as f64;
-    let held = matches!(first.calls, roundelay_config::Calls::Throttle(_));
+    let held = matches!(settings.calls, roundelay_config::Calls::Throttle(_));
     let calls = Calls { allowed: allowed * length.as_secs_f64(), others, held };
     Some(before.after(&visits, first.objective, (end, length), calls))
 }

@@ -45,7 +45,7 @@ pub struct BudgetReport {
 impl BudgetReport {
     fn new(name: String, budget: &Budget, config: &Config) -> Option<Self> {
         let sharing = config.kinds.iter().filter_map(|(kind, settings)| Some((kind, settings.fresh()?)));
-        let sharing: Vec<_> = sharing.filter(|(_, fresh)| fresh.budget == name).collect();
+        let sharing: Vec<_> = sharing.filter(|(_, fresh)| fresh.shares(&name)).collect();
         let objective = sharing.first()?.1.objective;
         let gain = budget.a_tenth_more(objective);
         Some(Self {

@@ -10,7 +10,7 @@ use crate::clock::Time;
 const KEPT: f64 = 0.96;
 /// What an entity leaves that has not changed for so many mean times between its changes as nearly none goes without one: it
 /// has changed its ways, or will never change again.
-const LONG_UNCHANGED: (f64, f64) = (5.0, 0.8);
+const LONG_UNCHANGED: (f64, f64) = (6.0, 0.8);
 /// The logarithm of a rate moves by at most this with one visit: by more than all rates that are believed lie apart.
 const LARGEST_STEP: f64 = 30.0;
 /// The rates that are believed, in changes for each second: from once in a thousand years to a hundred in a second.

@@ -14,4 +14,4 @@ mod simulated;
 
 pub use interval::{Entity, Objective, best_price, expected, interval};
 pub use learned::{Known, Learned, Prior, SIZE, Seen};
-pub use price::{Budget, Calls, OfKind, Price, Visits, visited};
+pub use price::{Budget, Calls, OfInterval, OfKind, Price, Visits, class_begins, interval_at, visited};

@@ -18,7 +18,7 @@ pub struct FreshReport {
     /// As it was in the run.
     pub learned: Quality,
     /// What the best intervals come to for one who knows how often each entity changes, by the formulas. It uses all
-    /// calls that the budget has in the long run, less what other jobs took. The rates count as the same all day.
+    /// calls that the kind's first budget has in the long run, less what other jobs took. The rates count as the same all day.
     pub best: Option<Quality>,
     /// What one interval for all came to, in a run of its own.
     pub uniform: Option<Quality>,
@@ -61,9 +61,14 @@ impl Plan {
             let Some(fresh) = kind.recurrence.as_mut().and_then(|recurrence| recurrence.fresh.as_mut()) else {
                 continue;
             };
-            let chains: u64 = sharing(self, &fresh.budget).map(|(name, _)| self.populations[name].chains()).sum();
-            let rate = fresh.rate(&self.config.throttles)?;
-            let every = Duration::try_from_secs_f64(chains as f64 / rate).unwrap_or(fresh.max);
+            // That of the budget which is the scarcest.
+            let mut every = Duration::ZERO;
+            for budget in &fresh.budgets {
+                let sharing = sharing(self, |fresh| fresh.shares(&budget.name));
+                let chains: u64 = sharing.map(|(name, _)| self.populations[name].chains()).sum();
+                let rate = budget.rate(&self.config.throttles)?;
+                every = every.max(Duration::try_from_secs_f64(chains as f64 / rate).unwrap_or(fresh.max));
+            }
             (fresh.min, fresh.max) = (every, every);
             any |= changes;
         }
@@ -71,10 +76,10 @@ impl Plan {
     }
 }
 
-/// The kinds with chains that share a budget.
-fn sharing<'p>(plan: &'p Plan, budget: &'p str) -> impl Iterator<Item = (&'p String, &'p FreshSettings)> {
+/// The kinds with chains of which this holds.
+fn sharing(plan: &Plan, shares: impl Fn(&FreshSettings) -> bool) -> impl Iterator<Item = (&String, &FreshSettings)> {
     let kinds = plan.config.kinds.iter().filter_map(|(name, kind)| Some((name, kind.fresh()?)));
-    kinds.filter(move |(name, fresh)| fresh.budget == budget && plan.populations.contains_key(*name))
+    kinds.filter(move |(name, fresh)| shares(fresh) && plan.populations.contains_key(*name))
 }
 
 /// What each kind came to whose entities change.
@@ -90,12 +95,11 @@ pub(super) fn reports(
         reports.insert(name.clone(), FreshReport { learned, best: None, uniform: None, calls: None });
     }
     for (budget, _) in budgets(plan.config.kinds.values()) {
-        let sharing: Vec<_> = sharing(plan, &budget).filter(|(name, _)| reports.contains_key(*name)).collect();
-        let Some((rate, fresh)) =
-            sharing.first().and_then(|(_, fresh)| Some((fresh.rate(&plan.config.throttles)?, fresh)))
-        else {
-            continue;
-        };
+        // What each kind comes to is told of its first budget.
+        let first = |fresh: &FreshSettings| fresh.budgets.first().is_some_and(|of| of.name == budget);
+        let sharing: Vec<_> = sharing(plan, first).filter(|(name, _)| reports.contains_key(*name)).collect();
+        let Some((_, fresh)) = sharing.first() else { continue };
+        let Some(rate) = fresh.budgets[0].rate(&plan.config.throttles) else { continue };
         // What each hour's starts come to, of those who share the budget and of others.
         let measured = span.measured();
         let hours = (measured.start / 3_600.0).ceil() as usize..(measured.end / 3_600.0).floor() as usize;
@@ -104,7 +108,8 @@ pub(super) fn reports(
             let of = |hour| noted.as_ref().and_then(|noted| noted.hours.get(hour).copied()).unwrap_or_default();
             hours.clone().map(of).collect::<Vec<u64>>()
         };
-        let spend = plan.config.kinds.iter().filter(|(_, kind)| fresh.is_spent_by(kind, &plan.config.queues));
+        let spend =
+            plan.config.kinds.iter().filter(|(_, kind)| fresh.budgets[0].is_spent_by(kind, &plan.config.queues));
         let (mut all, mut others) = (vec![0; hours.len()], 0);
         for (name, _) in spend {
             let starts = starts(name);
