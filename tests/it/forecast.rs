@@ -142,6 +142,51 @@ async fn the_same_seed_prints_the_same_and_the_dice_fall_as_the_model_says() {
 }
 
 #[tokio::test]
+async fn learned_intervals_are_compared_with_the_best_and_with_one_for_all() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(
+        r#"
+        [throttles.shop]
+        allow = 1200
+        per = "1h"
+        [queues.work]
+        throttle = "shop"
+        [kinds.app]
+        queue = "work"
+        fresh = { budget = "throttle:shop", min = "5s", max = "10h" }
+        model = { chains = 100, change = { rate = "1/5m", spread = 2.0 }, weights = "zipf" }
+        [kinds.steady]
+        queue = "work"
+        every = "1h"
+        model = { chains = 10, change = { rate = "2/1h", daily = 0.5 } }
+        "#,
+    );
+    let report = simulate(&config, &["--for", "3h", "--compare", "uniform", "--json"]).await.json();
+    let fresh = &report["kinds"]["app"]["fresh"];
+    let figure = |of: &str, what: &str| fresh[of][what].as_f64().unwrap_or_else(|| panic!("{of} {what}: {report}"));
+    assert!(figure("best", "age_s") < figure("learned", "age_s"), "{fresh}");
+    assert!(figure("learned", "age_s") < 0.7 * figure("uniform", "age_s"), "{fresh}");
+    assert!(figure("learned", "freshness") > 0.9 * figure("best", "freshness"), "{fresh}");
+    assert!(figure("calls", "least") > 0.85 && figure("calls", "most") <= 1.0, "{fresh}");
+    // Of a kind with a schedule it says how right it is, by the formula for its interval: (1 - e^-2) / 2 = 0.43.
+    let steady = &report["kinds"]["steady"]["fresh"];
+    assert!(
+        (steady["learned"]["freshness"].as_f64().unwrap() - 0.43).abs() < 0.25 && steady["best"].is_null(),
+        "{steady}"
+    );
+    assert!(report["kinds"]["steady"]["starts"].as_u64().unwrap() > 20, "{report}");
+    let nothing = ground.config_file(EXACT);
+    let output = roundelay(&["simulate", "--config", nothing.to_str().unwrap(), "--compare", "uniform"]).await;
+    assert!(!output.ok && output.stderr.contains("no kind has both `fresh` and `model.change`"), "{output:?}");
+    let wrong = "model = { change = { rate = \"often\", spread = 9.0, daily = 2.0 } }";
+    let bad = ground.config_file(&EXACT.replace("model = { chains = 1, duration = \"1s\" }", wrong));
+    let output = roundelay(&["check", "--rust-handlers", "--config", bad.to_str().unwrap()]).await;
+    for words in ["rate: `often` is no rate", "spread: 9 is out of range", "daily: 2 is no share"] {
+        assert!(output.stderr.contains(words), "no `{words}` in {}", output.stderr);
+    }
+}
+
+#[tokio::test]
 async fn a_throttle_that_cannot_keep_up_is_forecast_before_and_seen_after() {
     let ground = Ground::embedded();
     let config = ground.config_file(

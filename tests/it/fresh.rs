@@ -8,11 +8,14 @@ use roundelay::clock::Time;
 use roundelay::encryption::Keyring;
 use roundelay::engine::fresh::read;
 use roundelay::fresh::Known;
-use roundelay::ledger::{FailureFilter, Failures, NewChain, Reports};
+use roundelay::ledger::{FailureFilter, Failures, NewChain, Reports, Slots};
 use roundelay::outcome::{Change, Yield};
+use roundelay::pacing::orders::ThrottleOrder;
+use roundelay::pacing::slots::Window;
 use roundelay::{Config, Outcome};
 use serde_json::json;
 
+use crate::harness::{Ground, Watched, on_all};
 use crate::virtual_time::{MONDAY, World, chain};
 
 const CONFIG: &str = r#"
@@ -52,7 +55,11 @@ fn changes(n: usize, at: Time) -> u64 {
 
 /// A world whose entities say whether they have changed since they were last asked.
 async fn world() -> World {
-    let mut world = World::new(CONFIG, MONDAY);
+    world_of(CONFIG).await
+}
+
+async fn world_of(config: &str) -> World {
+    let mut world = World::new(config, MONDAY);
     let known: Mutex<HashMap<String, u64>> = Mutex::default();
     world.script("app", move |job| {
         let now = changes(number(&job.key), job.nominal);
@@ -140,6 +147,76 @@ async fn calls_of_other_jobs_make_a_call_dearer_and_none_cheaper() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_limit_that_an_operator_orders_makes_calls_dearer_until_it_is_reset() {
+    let mut world = world().await;
+    world.start_with_chores().await;
+    world.until(HOUR * 3).await;
+    let told = async |world: &World| read(&*world.ledger, &Keyring::default(), "throttle:shop").await.unwrap().unwrap();
+    let before = told(&world).await;
+    let half = ThrottleOrder::Limits { window: Window { allow: 30, per: Duration::from_secs(60) }, burst: 1 };
+    world.ledger.order_throttle("shop".into(), half, "ann".into()).await.unwrap();
+    world.until(HOUR * 6).await;
+    let during = told(&world).await;
+    assert!((during.allowed / before.allowed - 0.5).abs() < 0.02, "{during:?}");
+    assert!(during.price.unwrap().get() > 1.3 * before.price.unwrap().get(), "{before:?}, then {during:?}");
+    let calls: usize = visits(&world, 5).iter().sum();
+    assert!((1_600..=1_800).contains(&calls), "{calls} of 1,800 calls");
+    let late = world.ledger.late(world.begin + HOUR * 6 - Duration::from_secs(300), Vec::new(), 50).await.unwrap();
+    assert!(late.is_empty(), "what they want fits again: {late:?}");
+    world.ledger.order_throttle("shop".into(), ThrottleOrder::Reset, "ann".into()).await.unwrap();
+    world.until(HOUR * 10).await;
+    let calls: usize = visits(&world, 9).iter().sum();
+    assert!(calls > 3_200, "{calls} of 3,600 calls");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_price_intervals_stay_about_what_they_were() {
+    let mut world = world().await;
+    // No chore, so no price.
+    world.start().await;
+    world.until(HOUR * 2).await;
+    let visits = visits(&world, 1);
+    // The geometric mean of the bounds is 268 s.
+    assert!(visits.iter().all(|visits| (12..=15).contains(visits)), "{visits:?}");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_longest_interval_that_is_configured_anew_holds_from_the_next_visit_on() {
+    let mut world = world().await;
+    let (send, configurations) = tokio::sync::mpsc::channel(1);
+    world.start_following(configurations).await;
+    world.until(HOUR * 6).await;
+    let before = visits(&world, 5);
+    assert!(before.iter().any(|visits| *visits < 10), "some are visited less than each six minutes: {before:?}");
+    let text = format!("ledger.url = \"sqlite://:memory:\"\n{}", CONFIG.replace("max = \"4h\"", "max = \"6m\""));
+    send.send(Config::parse(&text, "the test's configuration", []).unwrap()).await.unwrap();
+    world.until(HOUR * 9).await;
+    let after = visits(&world, 8);
+    let all: usize = after.iter().sum();
+    assert!(after.iter().all(|visits| *visits >= 9), "each comes at least each six minutes, and some late: {after:?}");
+    assert!((3_200..=3_600).contains(&all), "within the budget: {all}");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_budgets_the_scarcer_one_decides() {
+    // The throttle allows 60 a minute, and the other budget 20.
+    let text = CONFIG.replace("budget = \"throttle:shop\"", "budget = \"throttle:shop\", also = [\"1200/1h\"]");
+    let mut world = world_of(&text).await;
+    world.start_with_chores().await;
+    world.until(HOUR * 8).await;
+    let all: usize = visits(&world, 7).iter().sum();
+    assert!((1_100..=1_260).contains(&all), "about 1,200 calls an hour: {all}");
+    let told = async |budget| read(&*world.ledger, &Keyring::default(), budget).await.unwrap().unwrap();
+    let (throttle, calls) = (told("throttle:shop").await, told("1200/1h").await);
+    let (throttle, calls) = (throttle.price.unwrap().get(), calls.price.unwrap().get());
+    assert!(throttle < 1e-3 * calls, "what is left over costs nothing: {throttle} and {calls}");
+    world.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_weight_that_is_none_is_a_failed_part_and_stops_nothing() {
     let mut world = World::new(CONFIG, MONDAY);
     world.chains(vec![NewChain { payload: r#"{"stars":"many"}"#.into(), ..chain("app", "a", "q", MONDAY) }]).await;
@@ -172,6 +249,8 @@ fn what_cannot_be_is_said() {
     let keyed = "[throttles.keyed]\nallow = 1\nper = \"1s\"\nkey = \"payload.host\"\n";
     for (fresh, more, says) in [
         (format!("budget = \"throttle:keyed\", {bounds}"), keyed.to_owned(), "its limit is one for each key"),
+        (format!("budget = \"5/1h\", also = [\"5/1h\"], {bounds}"), String::new(), "names `5/1h` twice"),
+        (format!("budget = \"5/1h\", also = [\"throttle:shpo\"], {bounds}"), String::new(), "did you mean `shop`?"),
         (
             format!("budget = \"throttle:shpo\", {bounds}"),
             String::new(),
@@ -192,4 +271,74 @@ fn what_cannot_be_is_said() {
         let told = parsed(&fresh, &more);
         assert!(told.contains(says), "{fresh}: {told}");
     }
+}
+
+on_all!(what_is_learned_stays_with_the_chain);
+
+/// An entity that has changed at every second visit.
+fn sync(budget: &str) -> String {
+    format!(
+        "[queues.q]\n[kinds.sync]\nqueue = \"q\"\nfresh = {{ budget = \"{budget}\", min = \"50ms\", max = \"1s\", weight = \"{{{{ of \
+         | length }}}}\" }}\n"
+    )
+}
+
+fn said(tick: i64) -> Outcome {
+    let change = Some(if tick % 2 == 0 { Change::Changed } else { Change::Same });
+    Outcome::DoneWith(Yield { change, ..Yield::default() })
+}
+
+mod run {
+    use super::*;
+
+    pub async fn what_is_learned_stays_with_the_chain(ground: Ground) {
+        let mut watched = Watched::start(&ground, &sync("100/1s")).await;
+        watched.enroll("pair", "q").await;
+        let mut before = None;
+        for tick in 1..=6 {
+            let run = watched.next().await;
+            assert_eq!(run.tick(), tick);
+            let view = watched.ledger().chains("sync".into(), "pair".into()).await.unwrap().remove(0);
+            let known = view.learned.as_deref().map(|bytes| Known::from_bytes(bytes).unwrap());
+            assert_eq!(known.is_some(), tick > 1, "nothing is known before the first visit: {known:?}");
+            let rate = |of: &Known| of.learned.rate();
+            if let (Some(before), Some(known)) = (&before, &known) {
+                // What the run before has said.
+                assert_eq!(rate(known) > rate(before), (tick - 1) % 2 == 0, "{before:?}, then {known:?}");
+                assert_eq!(known.weight, 4.0);
+                assert!(known.learned.visited > before.learned.visited);
+            }
+            before = known;
+            run.end(said(tick));
+        }
+        watched.stop_with(|run| run.end(Outcome::Done)).await;
+    }
+}
+
+/// Prices are made of minutes that are over, so this takes one or two of them.
+#[tokio::test]
+async fn on_postgres_calls_get_a_price_that_intervals_follow() {
+    let ground = Ground::rabbit_and_postgres().await;
+    let budget = "120/1m";
+    let mut watched = Watched::attended(&ground, &sync(budget)).await;
+    for key in ["a", "b", "c"] {
+        watched.enroll(key, "q").await;
+    }
+    let keys = Keyring::default();
+    let priced = async {
+        // Each is visited about five times a second, until there is a price: then all want two calls a second.
+        loop {
+            let run = watched.next().await;
+            let tick = run.tick();
+            run.end(said(tick));
+            let told = read(watched.ledger(), &keys, budget).await.unwrap();
+            if let Some(told) = told.filter(|told| told.price.is_some() && told.made > 0.0) {
+                return told;
+            }
+        }
+    };
+    let told = tokio::time::timeout(Duration::from_secs(200), priced).await.expect("a price within three minutes");
+    assert!(told.allowed == 2.0 && told.made > 2.5 && told.wanted > 2.5, "{told:?}");
+    assert!((1.0..6.0).contains(&told.kinds["sync"].chains), "{told:?}");
+    watched.stop_with(|run| run.end(Outcome::Done)).await;
 }

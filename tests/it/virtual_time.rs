@@ -139,6 +139,11 @@ impl World {
         self.begin(|engine| engine).await;
     }
 
+    /// The same, of a worker that takes over configurations.
+    pub async fn start_following(&mut self, configurations: tokio::sync::mpsc::Receiver<Config>) {
+        self.begin(|engine| engine.configurations(configurations)).await;
+    }
+
     async fn begin(&mut self, set_up: impl FnOnce(Engine) -> Engine) {
         if self.connections.broker.parks() == Some(false) {
             self.connections.broker.apply(&self.config.topology()).await.unwrap();

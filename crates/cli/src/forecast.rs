@@ -59,9 +59,19 @@ pub struct Forecast {
     /// May be given several times.
     #[arg(long, value_name = "FROM..TO", value_parser = span, requires = "config")]
     broker_outage: Vec<Range<Duration>>,
+    /// Run all once more with one fixed interval in place of what `fresh` learns, with as many calls, and show both.
+    #[arg(long, value_name = "WITH", requires = "config")]
+    compare: Option<Comparison>,
     /// Write starts over time as a picture.
     #[arg(long, value_name = "FILE", requires = "config")]
     svg: Option<PathBuf>,
+}
+
+/// With what a simulation is compared.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Comparison {
+    /// One interval for all chains that share a budget.
+    Uniform,
 }
 
 impl Forecast {
@@ -74,11 +84,27 @@ impl Forecast {
         let path = self.config.clone().unwrap_or_default();
         let plan = self.plan(Config::load(&path)?, &path, seed)?;
         let (length, begun) = (plan.length, Instant::now());
-        let progress = bar(length.as_secs(), "{bar:40} {percent}% simulated, {eta} left");
-        let report = forecast::run(plan, |at| {
-            progress.set_position(at.as_secs());
-            true
-        })?;
+        let uniform = match self.compare {
+            None => None,
+            Some(Comparison::Uniform) => Some(plan.uniform().with_context(|| {
+                format!(
+                    "{}: no kind has both `fresh` and `model.change`, so there is nothing to compare",
+                    path.display()
+                )
+            })?),
+        };
+        let rounds = 1 + u64::from(uniform.is_some());
+        let progress = bar(rounds * length.as_secs(), "{bar:40} {percent}% simulated, {eta} left");
+        let simulated = |plan: Plan, before: u64| {
+            forecast::run(plan, |at| {
+                progress.set_position(before + at.as_secs());
+                true
+            })
+        };
+        let mut report = simulated(plan, 0)?;
+        if let Some(uniform) = uniform {
+            report.compare(&simulated(uniform, length.as_secs())?);
+        }
         progress.finish_and_clear();
         if let Some(file) = &self.svg {
             std::fs::write(file, svg::svg(&report))
@@ -194,11 +220,12 @@ fn read_roster(
     for row in rows(format, file).map_err(|error| anyhow!("{}: {error}", path.display()))? {
         let entity = row.map_err(|bad| (bad.line, bad.reason)).and_then(|(line, row)| {
             let mut entity = shape.entity(row).map_err(|reason| (line, reason))?;
-            // A modelled handler does not read the payload, but a throttle with keys does.
+            // A modelled handler does not read the payload, but a throttle with keys does, and a template for weights.
             let throttle = config.queues.get(&entity.queue).and_then(|queue| queue.throttle.as_ref());
             if throttle
                 .and_then(|throttle| config.throttles.get(throttle))
                 .is_none_or(|throttle| throttle.key.is_none())
+                && kind.fresh().is_none_or(|fresh| fresh.weight.is_none())
             {
                 entity.payload = "null".into();
             }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::ensure;
 use clap::Args;
 use roundelay_admin::inspect::broker::BrokerStatus;
+use roundelay_admin::inspect::budgets::{BudgetReport, budgets};
 use roundelay_admin::inspect::failures::then;
 use roundelay_admin::inspect::overview::needs;
 use roundelay_broker::Depth;
@@ -63,6 +64,7 @@ impl Status {
         let failures = ledger.failures(FAILURES).await?;
         let throttles = Throttled::look(config.throttles.clone(), &*ledger).await?;
         let throttles = Throttles::new(throttles, &census, &config, (now, &wall_clock));
+        let budgets = budgets(&config, &*ledger).await?;
         waits.now("asking the broker");
         let broker = BrokerStatus::once(&config).await;
         drop(waits);
@@ -77,7 +79,8 @@ impl Status {
         });
         let stuck = stuck.chain(slept).collect();
         let without_worker = !ledger.workers().await?.iter().any(|worker| !worker.is_silent(now));
-        let report = Report { now, wall_clock, census, holds, without_worker, stuck, throttles, failures, broker };
+        let report =
+            Report { now, wall_clock, census, holds, without_worker, stuck, throttles, budgets, failures, broker };
         if self.json {
             return screen::json(&report.json(&config));
         }
@@ -159,6 +162,7 @@ struct Report {
     without_worker: bool,
     stuck: Vec<Stuck>,
     throttles: Throttles,
+    budgets: Vec<BudgetReport>,
     failures: Vec<Failure>,
     broker: BrokerStatus,
 }
@@ -188,6 +192,7 @@ impl Report {
                 told["shortage"] = json!(short);
                 told
             }).collect::<Vec<_>>(),
+            "budgets": self.budgets,
             "broker": depths,
             "broker_error": self.broker.error(),
             "failures": failures,
@@ -217,6 +222,7 @@ impl Report {
             }
             short.iter().for_each(|short| notable(short));
         }
+        self.budgets.iter().for_each(|budget| out!("{}", budget.words()));
         self.print_stuck(&chores);
         let names = config.topology().names;
         for (queue, meaning) in [

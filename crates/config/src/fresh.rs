@@ -1,6 +1,7 @@
 //! `kinds.NAME.fresh`: how often to look follows from how often entities change, what they are worth, and what calls cost.
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::time::Duration;
 
 use roundelay_handler::Compare;
@@ -17,10 +18,8 @@ use crate::settings::{KindSettings, QueueSettings};
 /// How the intervals of a kind's chains follow from what has been learned.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FreshSettings {
-    /// Its name, by which kinds share a budget: `throttle:NAME`, or the calls and the time as they were written.
-    pub budget: String,
-    /// The throttle whose starts are the budget, or so many calls in so long.
-    pub calls: Calls,
+    /// The budgets of which each run takes a call; at least one.
+    pub budgets: Vec<BudgetSettings>,
     /// What calls are spent for.
     pub objective: Objective,
     /// The shortest interval.
@@ -31,6 +30,15 @@ pub struct FreshSettings {
     pub weight: Option<String>,
     /// By what a run's handler tells whether its entity has changed.
     pub compare: Compare,
+}
+
+/// A budget of calls.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BudgetSettings {
+    /// Its name, by which kinds share it: `throttle:NAME`, or the calls and the time as they were written.
+    pub name: String,
+    /// The throttle whose starts it is, or so many calls in so long.
+    pub calls: Calls,
 }
 
 /// The calls of a budget.
@@ -54,34 +62,76 @@ impl FreshSettings {
         Duration::from_secs_f64((min * max).sqrt()).clamp(self.min, self.max)
     }
 
-    /// What an entity with this payload is worth: above 0; 1 without `weight`.
+    /// Whether runs take calls of the budget with this name.
+    pub fn shares(&self, budget: &str) -> bool {
+        self.budgets.iter().any(|of| of.name == budget)
+    }
+
+    /// What an entity with this payload is worth: see [`weight_of`].
     ///
     /// # Errors
     /// Says what the template gives, if that is no number above 0.
     pub fn weight_of(&self, payload: &Value) -> Result<f64, String> {
-        let Some(template) = &self.weight else { return Ok(1.0) };
-        let mut templates = minijinja::Environment::new();
-        templates.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
-        let text = templates
-            .render_str(template, minijinja::value::Serde(payload))
-            .map_err(|error| format!("`fresh.weight` (`{template}`) cannot be made from the payload: {error}"))?;
-        match text.trim().parse::<f64>() {
-            Ok(weight) if weight.is_finite() && weight > 0.0 => Ok(weight),
-            _ => Err(format!("`fresh.weight` (`{template}`) gives `{text}`; a number above 0 is possible")),
+        weight_of(self.weight.as_deref(), payload)
+    }
+}
+
+impl BudgetSettings {
+    /// How many calls there are in a second, in the long run; nothing if the throttle is not among these.
+    pub fn rate(&self, throttles: &BTreeMap<String, ThrottleSettings>) -> Option<f64> {
+        match &self.calls {
+            Calls::Throttle(name) => Some(throttles.get(name)?.limits.pace()),
+            Calls::Fixed { count, per } => Some(f64::from(*count) / per.as_secs_f64()),
         }
+    }
+
+    /// Whether runs of this kind take calls of the budget.
+    pub fn is_spent_by(&self, kind: &KindSettings, queues: &BTreeMap<String, QueueSettings>) -> bool {
+        let shares = kind.fresh().is_some_and(|fresh| fresh.shares(&self.name));
+        match &self.calls {
+            Calls::Throttle(name) => {
+                let queue = kind.queue.as_ref().and_then(|queue| queues.get(queue));
+                queue.is_some_and(|queue| queue.throttle.as_ref() == Some(name)) || shares
+            }
+            Calls::Fixed { .. } => shares,
+        }
+    }
+}
+
+/// What an entity with this payload is worth by a template: above 0; 1 without one.
+///
+/// # Errors
+/// Says what the template gives, if that is no number above 0.
+pub fn weight_of(template: Option<&str>, payload: &Value) -> Result<f64, String> {
+    let Some(template) = template else { return Ok(1.0) };
+    let mut templates = minijinja::Environment::new();
+    templates.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
+    let text = templates
+        .render_str(template, minijinja::value::Serde(payload))
+        .map_err(|error| format!("`fresh.weight` (`{template}`) cannot be made from the payload: {error}"))?;
+    match text.trim().parse::<f64>() {
+        Ok(weight) if weight.is_finite() && weight > 0.0 => Ok(weight),
+        _ => Err(format!("`fresh.weight` (`{template}`) gives `{text}`; a number above 0 is possible")),
     }
 }
 
 /// Checks `fresh` of a kind by itself; `http` says whether an HTTP call runs its jobs.
 pub(super) fn check(problems: &mut Problems, name: &str, fresh: &raw::Fresh, http: bool) -> Option<FreshSettings> {
     let at = |key: &'static str| ["kinds", name, "fresh", key];
-    let calls = match calls(&fresh.budget) {
-        Ok(calls) => calls,
-        Err(why) => {
-            problems.add(&at("budget"), why);
-            return None;
+    let mut budgets = Vec::<BudgetSettings>::new();
+    for (key, text) in iter::once(("budget", &fresh.budget)).chain(fresh.also.iter().map(|text| ("also", text))) {
+        let name = text.trim().to_owned();
+        match calls(&name) {
+            Ok(_) if budgets.iter().any(|of| of.name == name) => {
+                problems.add(&at(key), format!("names `{name}` twice"));
+            }
+            Ok(calls) => budgets.push(BudgetSettings { name, calls }),
+            Err(why) => problems.add(&at(key), why),
         }
-    };
+    }
+    if budgets.is_empty() {
+        return None;
+    }
     if fresh.min.0.is_zero() || fresh.min.0 > fresh.max.0 {
         problems.add(&at("min"), "must be above zero, and not above `max`");
     }
@@ -92,8 +142,7 @@ pub(super) fn check(problems: &mut Problems, name: &str, fresh: &raw::Fresh, htt
         problems.add(&at("compare"), "goes with an HTTP handler: a program has no status and no ETag");
     }
     Some(FreshSettings {
-        budget: fresh.budget.trim().to_owned(),
-        calls,
+        budgets,
         objective: fresh.objective.into(),
         min: fresh.min.0,
         max: fresh.max.0,
@@ -116,23 +165,29 @@ pub(super) fn check_budget(
         .iter()
         .filter(|(other, _)| other.as_str() < name)
         .filter_map(|(other, kind)| Some((other, kind.fresh()?)));
-    let differs = |other: &FreshSettings| other.budget == fresh.budget && other.objective != fresh.objective;
+    let differs = |other: &FreshSettings| {
+        other.objective != fresh.objective && other.budgets.iter().any(|of| fresh.shares(&of.name))
+    };
     if let Some((other, _)) = others.find(|(_, other)| differs(other)) {
         problems.add(
             &at("objective"),
             format!("kinds.{other} spends the same budget for another one: a call has one price"),
         );
     }
-    let Calls::Throttle(throttle) = &fresh.calls else { return };
     let queue = kind.queue.as_ref().and_then(|queue| queues.get(queue));
-    known(problems, &at("budget"), throttle, "throttles", throttles.keys());
-    if throttles.contains_key(throttle) && queue.is_some_and(|queue| queue.throttle.as_ref() != Some(throttle)) {
-        problems.add(&at("budget"), format!("its queue is not under the throttle {throttle}"));
-    }
-    if throttles.get(throttle).is_some_and(|throttle| throttle.key.is_some()) {
-        let why =
-            "has a `key`, so its limit is one for each key and no budget; write calls and a time, as in \"2000/1h\"";
-        problems.add(&at("budget"), format!("the throttle {throttle} {why}"));
+    for (n, BudgetSettings { calls, .. }) in fresh.budgets.iter().enumerate() {
+        let Calls::Throttle(throttle) = calls else { continue };
+        let key = if n == 0 { "budget" } else { "also" };
+        known(problems, &at(key), throttle, "throttles", throttles.keys());
+        // Of a further throttle the handler itself asks for starts.
+        let elsewhere = n == 0 && queue.is_some_and(|queue| queue.throttle.as_ref() != Some(throttle));
+        if throttles.contains_key(throttle) && elsewhere {
+            problems.add(&at(key), format!("its queue is not under the throttle {throttle}"));
+        }
+        if throttles.get(throttle).is_some_and(|throttle| throttle.key.is_some()) {
+            let why = "has a `key`, so its limit is one for each key and no budget; write calls and a time, as in \"2000/1h\"";
+            problems.add(&at(key), format!("the throttle {throttle} {why}"));
+        }
     }
 }
 
@@ -146,8 +201,14 @@ fn calls(text: &str) -> Result<Calls, String> {
     if let Some(throttle) = text.strip_prefix("throttle:") {
         return Ok(Calls::Throttle(throttle.trim().to_owned()));
     }
-    let (count, per) = text.split_once('/').ok_or_else(wrong)?;
-    let count = count.trim().parse::<u32>().ok().filter(|count| *count > 0).ok_or_else(wrong)?;
-    let per = parse_duration(per.trim()).ok().filter(|per| !per.is_zero()).ok_or_else(wrong)?;
+    let (count, per) = calls_in(text).ok_or_else(wrong)?;
     Ok(Calls::Fixed { count, per })
+}
+
+/// Reads so many in so long, both above zero, as in `2000/1h`.
+pub(super) fn calls_in(text: &str) -> Option<(u32, Duration)> {
+    let (count, per) = text.split_once('/')?;
+    let count = count.trim().parse::<u32>().ok().filter(|count| *count > 0)?;
+    let per = parse_duration(per.trim()).ok().filter(|per| !per.is_zero())?;
+    Some((count, per))
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::raw;
+use crate::fresh::calls_in;
 
 /// Longer runs than this are no runs: the longest timeout is shorter.
 const MAX_RUN: Duration = Duration::from_secs(3_600);
@@ -23,6 +24,21 @@ pub struct ModelSettings {
     pub fail: f64,
     /// When it is otherwise.
     pub slow: Vec<SlowSpell>,
+    /// How often entities change; `None` when runs do not say whether theirs has.
+    pub change: Option<ChangeSettings>,
+    /// What entities are worth falls as in Zipf's law. Otherwise all are worth the same.
+    pub zipf: bool,
+}
+
+/// How often entities change: each by a Poisson process with a rate of its own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ChangeSettings {
+    /// The mean time between changes, in the median over entities.
+    pub every: Duration,
+    /// The standard deviation of the natural logarithms of the rates.
+    pub spread: f64,
+    /// By what share, from 0 to 1, the rate follows the time of day.
+    pub daily: f64,
 }
 
 /// A time in which the upstream is slow, or fails more.
@@ -65,5 +81,19 @@ pub(super) fn check(raw: raw::Model, mut wrong: impl FnMut(&str, String)) -> Mod
         spell
     };
     let slow = raw.slow.into_iter().map(spell).collect();
-    ModelSettings { chains: raw.chains, p50, p99, fail: raw.fail, slow }
+    let change = raw.change.map(|raw::Change { rate, spread, daily }| {
+        let every = calls_in(&rate).map(|(count, per)| per / count);
+        if every.is_none() {
+            wrong("change", format!("rate: `{rate}` is no rate; write changes and a time, as in \"1/6h\""));
+        }
+        if !(0.0..=5.0).contains(&spread) {
+            wrong("change", format!("spread: {spread} is out of range; from 0 to 5 is possible"));
+        }
+        if !share(daily) {
+            wrong("change", format!("daily: {daily} is no share; from 0.0 to 1.0 is possible"));
+        }
+        ChangeSettings { every: every.unwrap_or_default(), spread, daily }
+    });
+    let zipf = raw.weights == raw::Weights::Zipf;
+    ModelSettings { chains: raw.chains, p50, p99, fail: raw.fail, slow, change, zipf }
 }

@@ -127,7 +127,7 @@ impl Chores {
             every: reconcile.every,
         }));
         let budgets = fresh::budgets(config.kinds.values());
-        chores.extend(budgets.into_iter().map(|key| Chore { kind: FRESH, key, every: FRESH_EVERY }));
+        chores.extend(budgets.into_iter().map(|(key, _)| Chore { kind: FRESH, key, every: FRESH_EVERY }));
         let ledger = &config.ledger;
         // A window of a second would be no window if it moved every five minutes.
         let every = (ledger.history / 10).clamp(MIN_INTERVAL, HISTORY_EVERY);

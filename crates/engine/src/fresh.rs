@@ -10,14 +10,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
-use roundelay_config::{Calls, Config, FreshSettings, KindSettings};
+use roundelay_config::{Config, FreshSettings, KindSettings};
 use roundelay_ledger::{Ledger, LedgerError};
 use roundelay_model::clock::Time;
 use roundelay_model::encryption::{AssociatedData, Field, Keyring};
 use roundelay_model::failure::FailedItem;
-use roundelay_model::fresh::{Budget, Known, Seen, Visits, visited};
+use roundelay_model::fresh::{Budget, Calls, Known, Objective, Price, Prior, Seen, Visits, interval_at, visited};
 use roundelay_model::kind_stats::{KindBucket, Step};
 use roundelay_model::outcome::{Change, Outcome, Yield};
+use roundelay_model::pacing::ThrottleSettings;
 use roundelay_model::schedule::{From, Rhythm, Schedule};
 use roundelay_model::wall_clock::WallClock;
 use serde_json::Value;
@@ -25,6 +26,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::chores::FRESH;
+use crate::telemetry::Telemetry;
 
 /// How often workers read prices.
 const READ_EVERY: Duration = Duration::from_secs(10);
@@ -50,17 +52,22 @@ impl Prices {
         self: Arc<Self>,
         ledger: Arc<dyn Ledger>,
         keys: Arc<Keyring>,
-        budgets: impl Fn() -> Vec<String> + Send + 'static,
+        budgets: impl Fn() -> Vec<(String, Objective)> + Send + 'static,
+        telemetry: Arc<Telemetry>,
         stop: CancellationToken,
     ) {
         loop {
-            for budget in budgets() {
-                match read(&*ledger, &keys, &budget).await {
-                    Ok(Some(told)) => _ = self.0.write().insert(budget, Arc::new(told)),
+            let budgets = budgets();
+            let kept = |budget: &String| budgets.iter().any(|(name, _)| name == budget);
+            self.0.write().retain(|budget, _| kept(budget));
+            for (budget, _) in &budgets {
+                match read(&*ledger, &keys, budget).await {
+                    Ok(Some(told)) => _ = self.0.write().insert(budget.clone(), Arc::new(told)),
                     Ok(None) => {}
                     Err(error) => tracing::debug!(%error, budget, "the price of a call cannot be read"),
                 }
             }
+            telemetry.budgets(budgets.iter().map(|(name, objective)| (name.as_str(), self.of(name), *objective)));
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = sleep(READ_EVERY) => {}
@@ -83,12 +90,12 @@ pub async fn read(ledger: &dyn Ledger, keys: &Keyring, budget: &str) -> Result<O
     Ok(told)
 }
 
-/// The budgets of a configuration.
-pub fn budgets<'c>(kinds: impl Iterator<Item = &'c KindSettings>) -> Vec<String> {
-    let mut budgets: Vec<String> = kinds.filter_map(|kind| Some(kind.fresh()?.budget.clone())).collect();
-    budgets.sort();
-    budgets.dedup();
-    budgets
+/// The budgets of a configuration, and what their calls are spent for.
+pub fn budgets<'c>(kinds: impl Iterator<Item = &'c KindSettings>) -> Vec<(String, Objective)> {
+    let fresh = kinds.filter_map(KindSettings::fresh);
+    let of = |fresh: &'c FreshSettings| fresh.budgets.iter().map(|budget| (budget.name.clone(), fresh.objective));
+    let budgets: BTreeMap<String, Objective> = fresh.flat_map(of).collect();
+    budgets.into_iter().collect()
 }
 
 /// The schedule of a chain whose next visit is to come after so long.
@@ -99,7 +106,8 @@ pub(crate) fn schedule(of_kind: &Schedule, every: Duration) -> Schedule {
 
 /// A visit of a chain whose interval follows from what has been learned.
 pub(crate) struct Visit {
-    budget: Arc<Budget>,
+    /// The budgets of which it takes a call.
+    budgets: Vec<Arc<Budget>>,
     known: Option<Known>,
     /// What the entity is worth.
     weight: f64,
@@ -127,7 +135,8 @@ impl Visit {
     ) -> Self {
         let known = learned.and_then(Known::from_bytes);
         let gap = if known.is_some() { at.since(before) } else { fresh.middle() };
-        Self { budget: prices.of(&fresh.budget), known, weight: 1.0, gap, problem: None }
+        let budgets = fresh.budgets.iter().map(|budget| prices.of(&budget.name)).collect();
+        Self { budgets, known, weight: 1.0, gap, problem: None }
     }
 
     /// What the handler gets says what the entity is worth.
@@ -140,8 +149,16 @@ impl Visit {
 
     /// How long until the next visit, by what is known before this one.
     pub(crate) fn every(&self, fresh: &FreshSettings) -> Duration {
-        let every = self.known.and_then(|known| self.budget.interval(fresh.objective, &known, self.gap, bounds(fresh)));
-        every.unwrap_or_else(|| self.unpriced(fresh))
+        self.known.map_or_else(|| self.unpriced(fresh), |known| self.interval(fresh, &known))
+    }
+
+    /// A run takes a call of each budget, so their prices add up.
+    fn interval(&self, fresh: &FreshSettings, known: &Known) -> Duration {
+        let price = self.budgets.iter().filter_map(|budget| budget.price).map(Price::get).reduce(|a, b| a + b);
+        price.map_or_else(
+            || self.unpriced(fresh),
+            |price| interval_at(price, fresh.objective, known, self.gap, (fresh.min, fresh.max)),
+        )
     }
 
     /// The interval as long as no price is known, as for a moment after a worker has started: about the one before.
@@ -171,11 +188,13 @@ impl Visit {
             }
         }
         let (seen, mark) = self.seen(change, wall_clock.wall(now));
-        let prior = self.budget.prior(kind, fresh.middle());
+        // All budgets have seen the same visits.
+        let prior = self
+            .budgets
+            .first()
+            .map_or_else(|| Prior::of_interval(fresh.middle()), |budget| budget.prior(kind, fresh.middle()));
         let known = visited(self.known, seen, self.weight, mark, now, prior);
-        let every = self.budget.interval(fresh.objective, &known, self.gap, bounds(fresh));
-        let every = every.unwrap_or_else(|| self.unpriced(fresh));
-        Some(Visited { gap: self.gap, every, known })
+        Some(Visited { gap: self.gap, every: self.interval(fresh, &known), known })
     }
 
     /// What the visit saw, and what stands for the entity now. `now` is by the wall clock.
@@ -199,10 +218,6 @@ impl Visit {
     }
 }
 
-fn bounds(fresh: &FreshSettings) -> (Duration, Duration) {
-    (fresh.min, fresh.max)
-}
-
 /// The minutes that a price is made of next, after those until `upto`; nothing if none is over and told.
 fn minutes(upto: Time, now: Time) -> Option<(Time, Time)> {
     let end = Step::Minute.begin(now - TOLD_WITHIN);
@@ -212,24 +227,19 @@ fn minutes(upto: Time, now: Time) -> Option<(Time, Time)> {
 }
 
 /// The price of a budget after the minutes that are over, from what the runs of all kinds came to in them. Nothing if no
-/// kind has the budget.
+/// kind has the budget. `throttles` are as an operator ordered, or as configured.
 fn priced(
     before: Budget,
     budget: &str,
-    config: &Config,
+    (config, throttles): (&Config, &BTreeMap<String, ThrottleSettings>),
     buckets: &[KindBucket],
     (begin, end): (Time, Time),
 ) -> Option<Budget> {
     let sharing = config.kinds.iter().filter_map(|(name, kind)| Some((name, kind.fresh()?)));
-    let sharing: BTreeMap<&String, &FreshSettings> = sharing.filter(|(_, fresh)| fresh.budget == budget).collect();
+    let sharing: BTreeMap<&String, &FreshSettings> = sharing.filter(|(_, fresh)| fresh.shares(budget)).collect();
     let first = *sharing.values().next()?;
-    let throttled = |kind: &str| match &first.calls {
-        Calls::Fixed { .. } => sharing.contains_key(&kind.to_owned()),
-        Calls::Throttle(name) => {
-            let queue = config.kinds.get(kind).and_then(|kind| kind.queue.as_ref());
-            queue.and_then(|queue| config.queues.get(queue)).is_some_and(|queue| queue.throttle.as_ref() == Some(name))
-        }
-    };
+    let settings = first.budgets.iter().find(|of| of.name == budget)?;
+    let spends = |kind: &str| config.kinds.get(kind).is_some_and(|kind| settings.is_spent_by(kind, &config.queues));
     let mut visits: BTreeMap<String, (Visits, Duration)> =
         sharing.iter().map(|(name, fresh)| ((*name).clone(), (Visits::default(), fresh.middle()))).collect();
     let mut starts = 0;
@@ -237,29 +247,37 @@ fn priced(
         if let Some((of, _)) = visits.get_mut(&bucket.kind) {
             of.add(&bucket.stats.visits);
         }
-        if throttled(&bucket.kind) {
+        if spends(&bucket.kind) {
             starts += bucket.stats.late.count();
         }
     }
     let length = end.since(begin);
-    let allowed = match &first.calls {
-        Calls::Fixed { count, per } => f64::from(*count) / per.as_secs_f64(),
-        Calls::Throttle(name) => config.throttles.get(name)?.limits.rate(),
-    };
+    let allowed = settings.rate(throttles)?;
     let made: u64 = visits.values().map(|(of, _)| of.visits).sum();
     let others = starts.saturating_sub(made) as f64;
-    Some(before.after(&visits, first.objective, (end, length), (allowed * length.as_secs_f64(), others)))
+    let held = matches!(settings.calls, roundelay_config::Calls::Throttle(_));
+    let calls = Calls { allowed: allowed * length.as_secs_f64(), others, held };
+    Some(before.after(&visits, first.objective, (end, length), calls))
 }
 
 /// One run of the chore of a budget: `carry` is what the run before has handed on.
 pub(crate) async fn reprice(config: &Config, ledger: &dyn Ledger, budget: &str, carry: &Value) -> Outcome {
     let before: Budget = serde_json::from_value(carry.clone()).unwrap_or_default();
     let Some(period) = minutes(before.upto, ledger.now()) else { return Outcome::Done };
-    let buckets = match ledger.kinds(Step::Minute, period.0).await {
-        Ok(buckets) => buckets,
+    let asked = async {
+        let (mut throttles, orders) = (config.throttles.clone(), ledger.throttle_orders().await?);
+        for (name, throttle) in &mut throttles {
+            if let Some(orders) = orders.get(name) {
+                throttle.limits = orders.limits(&throttle.limits).into_owned();
+            }
+        }
+        Ok::<_, LedgerError>((throttles, ledger.kinds(Step::Minute, period.0).await?))
+    };
+    let (throttles, buckets) = match asked.await {
+        Ok(asked) => asked,
         Err(error) => return Outcome::retry(error.to_string()),
     };
-    match priced(before, budget, config, &buckets, period) {
+    match priced(before, budget, (config, &throttles), &buckets, period) {
         None => Outcome::Retire { reason: format!("no kind of the configuration has the budget {budget}").into() },
         Some(budget) => Outcome::DoneWith(Yield { carry: serde_json::to_value(budget).ok(), ..Yield::default() }),
     }

@@ -132,7 +132,9 @@ impl Engine {
         parts.spawn("giving hot rungs siblings", core.observing.life.bind(spreading));
         let (catalog, keys) = (core.catalog.clone(), core.publishing.keys());
         let budgets = move || fresh::budgets(catalog.kinds.read().values().map(|kind| &**kind));
-        let prices = core.prices.clone().follow(core.ledger.ledger.clone(), keys, budgets, stop.clone());
+        let telemetry = core.observing.telemetry.clone();
+        let ledger = core.ledger.ledger.clone();
+        let prices = core.prices.clone().follow(ledger, keys, budgets, telemetry, stop.clone());
         parts.spawn("following what calls cost", core.observing.life.bind(prices));
         let outage = hand_out::run((&core).into(), tasks.clone(), stop.clone());
         parts.spawn("running from the ledger", core.observing.life.bind(outage));

@@ -5,10 +5,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
-use roundelay_config::Config;
-use roundelay_engine::fresh;
 use roundelay_ledger::Census;
-use roundelay_model::fresh::{Budget, Objective, Price};
 use roundelay_model::kind_stats::Step;
 use roundelay_model::wall_clock::At;
 use serde::{Deserialize, Serialize};
@@ -17,6 +14,7 @@ use utoipa::{IntoParams, ToSchema};
 use super::extract::Query;
 use super::problem::{Problem, Result};
 use crate::api::state::Api;
+use crate::inspect::budgets::{BudgetReport, budgets};
 use crate::inspect::kinds::{KindReport, Period, kinds};
 
 /// Of which time.
@@ -69,60 +67,6 @@ pub struct Kinds {
     budgets: Vec<BudgetReport>,
 }
 
-/// A budget of calls: `kinds.NAME.fresh.budget`. All of it is as a minute ago.
-#[derive(Serialize, ToSchema)]
-pub struct BudgetReport {
-    /// Its name.
-    budget: String,
-    /// The kinds that share it.
-    kinds: Vec<String>,
-    /// What its calls are spent for.
-    #[schema(value_type = String)]
-    objective: Objective,
-    /// About how many chains share it.
-    chains: f64,
-    /// The price of a call, in seconds² with the objective `age`, else in seconds; null before the first visits.
-    price: Option<f64>,
-    /// How many calls are allowed in a minute.
-    allowed_per_minute: f64,
-    /// How many of them other jobs took.
-    others_per_minute: f64,
-    /// How many the chains want.
-    wanted_per_minute: f64,
-    /// How many the chains made.
-    made_per_minute: f64,
-    /// The expected share of time in which what is known of an entity is right, by weight.
-    freshness: Option<f64>,
-    /// The expected age of what is known, in milliseconds, by weight: for how long it has been out of date, over all time.
-    age_ms: Option<f64>,
-    /// What a tenth more calls would bring, about: milliseconds less age with the objective `age`, more freshness with
-    /// `freshness`; null with `harmonic`.
-    a_tenth_more: Option<f64>,
-}
-
-impl BudgetReport {
-    fn new(name: String, budget: &Budget, config: &Config) -> Option<Self> {
-        let sharing = config.kinds.iter().filter_map(|(kind, settings)| Some((kind, settings.fresh()?)));
-        let sharing: Vec<_> = sharing.filter(|(_, fresh)| fresh.budget == name).collect();
-        let objective = sharing.first()?.1.objective;
-        let gain = budget.a_tenth_more(objective);
-        Some(Self {
-            kinds: sharing.into_iter().map(|(kind, _)| kind.clone()).collect(),
-            objective,
-            chains: budget.chains(),
-            price: budget.price.map(Price::get),
-            allowed_per_minute: budget.allowed * 60.0,
-            others_per_minute: budget.others * 60.0,
-            wanted_per_minute: budget.wanted * 60.0,
-            made_per_minute: budget.made * 60.0,
-            freshness: budget.fresh,
-            age_ms: budget.age.map(|age| age * 1_000.0),
-            a_tenth_more: if objective == Objective::Age { gain.map(|gain| gain * 1_000.0) } else { gain },
-            budget: name,
-        })
-    }
-}
-
 /// Answers what the runs of each kind came to over time, and what its schedule promises.
 ///
 /// Workers write it every ten seconds, so the last step is not complete.
@@ -139,11 +83,7 @@ pub async fn list(State(api): State<Arc<Api>>, Query(wanted): Query<ListQuery>) 
     let since = step.begin(now - time);
     let buckets = api.ledger().kinds(step, since).await?;
     let config = api.config();
-    let mut budgets = Vec::new();
-    for budget in fresh::budgets(config.kinds.values()) {
-        let known = fresh::read(api.ledger(), &config.encryption, &budget).await?.unwrap_or_default();
-        budgets.extend(BudgetReport::new(budget, &known, &config));
-    }
+    let budgets = budgets(&config, api.ledger()).await?;
     let empty = Census::default();
     let (census, counted_at) = facts.census.as_ref().map_or((&empty, None), |(census, at)| (census, Some(*at)));
     Ok(Json(Kinds {

@@ -96,6 +96,8 @@ pub struct ChainReport {
     /// The chain's own schedule, as it was set.
     #[schema(value_type = Option<Object>)]
     pub own_schedule: Option<Value>,
+    /// What is known of the entity's changes, if its interval follows from that.
+    pub learned: Option<LearnedReport>,
     /// The occurrences after the next one, if runs took no time; without jitter, which is drawn at run time.
     pub next: Vec<At>,
     /// Whether the broker has confirmed the message of the tick.
@@ -120,6 +122,27 @@ pub struct ChainReport {
     pub batch: Option<Batch>,
     /// The last attempts, latest first.
     pub attempts: Vec<AttemptReport>,
+}
+
+/// What visits have taught of an entity, and the interval that follows.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct LearnedReport {
+    /// How often the entity changes in a day, about.
+    pub changes_per_day: f64,
+    /// With a probability of 95 % no less often,
+    pub changes_per_day_low: f64,
+    /// and no more often.
+    pub changes_per_day_high: f64,
+    /// What the entity is worth.
+    pub weight: f64,
+    /// When the last visit ended that says something of changes.
+    pub visited: At,
+    /// When the entity was last known to have changed.
+    pub changed: Option<At>,
+    /// How long after the end of the last run the next one comes, in milliseconds; null before the first run.
+    pub every_ms: Option<u64>,
+    /// Why so long.
+    pub why: String,
 }
 
 /// The record of an attempt.
@@ -361,6 +384,7 @@ async fn report(
         config,
         &wall_clock,
     );
+    let learned = learned_report(&chain, config, &wall_clock);
     let has_overslept = overslept::since(&chain, &schedules(config), (now, &wall_clock)).is_some();
     let ChainView { hint, state, holder, sent, once, owner, schedule: own, .. } = chain;
     let ChainView { last_start, last_finish, batch, looks, watch_at, depth, .. } = chain;
@@ -388,6 +412,7 @@ async fn report(
         owner,
         schedule,
         own_schedule: own.map(value),
+        learned,
         next: next.into_iter().map(|due| At::of(due, &wall_clock)).collect(),
         sent,
         looks,
@@ -500,6 +525,37 @@ fn ahead(chain: &ChainView, config: &Config, wall_clock: &WallClock) -> (Option<
     }
     (Some(words), next)
 }
+
+/// What is known of a chain whose interval is learned, and why the interval is as long as it is.
+fn learned_report(chain: &ChainView, config: &Config, wall_clock: &WallClock) -> Option<LearnedReport> {
+    let fresh = config.kinds.get(&chain.hint.kind)?.fresh().filter(|_| chain.schedule.is_none() && !chain.once)?;
+    let Known { learned, weight, .. } = chain.learned.as_deref().and_then(Known::from_bytes)?;
+    let (low, high) = learned.bounds();
+    let every = (chain.last_finish != Time::default()).then(|| chain.hint.due.since(chain.last_finish));
+    // A visit lies up to a twentieth of the interval before or after its time.
+    let (nearly_min, nearly_max) = (fresh.min.mul_f64(1.06), fresh.max.mul_f64(0.94));
+    let why = match every {
+        None => "it has not run yet",
+        Some(every) if every <= nearly_min => "`min` allows none that is shorter",
+        Some(every) if every >= nearly_max => "`max` allows none that is longer",
+        Some(_) => {
+            "it follows from the rate, the weight and the price of a call, and grows three times at most at once"
+        }
+    };
+    Some(LearnedReport {
+        changes_per_day: learned.rate() * DAY,
+        changes_per_day_low: low * DAY,
+        changes_per_day_high: high * DAY,
+        weight: weight.into(),
+        visited: At::of(learned.visited, wall_clock),
+        changed: learned.changed.map(|at| At::of(at, wall_clock)),
+        every_ms: every.map(|every| u64::try_from(every.as_millis()).unwrap_or(u64::MAX)),
+        why: why.into(),
+    })
+}
+
+/// In seconds.
+const DAY: f64 = 86_400.0;
 
 /// What a chain has learned of how often its entity changes, in words.
 fn learned(learned: Option<&[u8]>, wall_clock: &WallClock) -> String {

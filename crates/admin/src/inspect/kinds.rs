@@ -7,6 +7,7 @@ use roundelay_config::{Config, is_internal, schedule_of_kind};
 use roundelay_ledger::Census;
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::EVERY;
+use roundelay_model::fresh::{OfInterval, Visits, class_begins};
 use roundelay_model::kind_stats::{KindBucket, KindStats, Spans, Step};
 use roundelay_model::wall_clock::{At, WallClock};
 use serde::Serialize;
@@ -57,6 +58,39 @@ pub struct KindReport {
     pub late_ms: Option<Quantiles>,
     /// What the attempts came to in each step, the oldest first; steps without any are left out.
     pub series: Vec<Point>,
+    /// Where the calls go, if intervals are learned: by the length of the interval, the shortest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub intervals: Vec<IntervalReport>,
+}
+
+/// The chains whose intervals are about as long.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+pub struct IntervalReport {
+    /// The shortest such interval, in milliseconds.
+    pub from_ms: u64,
+    /// The longest such interval, in milliseconds; exclusive.
+    pub to_ms: u64,
+    /// About how many chains.
+    pub chains: f64,
+    /// Their share of all calls of the kind.
+    pub calls: f64,
+    /// Their share of what all entities of the kind are worth.
+    pub weight: f64,
+}
+
+impl IntervalReport {
+    /// Of the visits in so many seconds.
+    fn all(visits: &Visits, seconds: f64) -> Vec<Self> {
+        let ms = |class: u8| u64::try_from(class_begins(class).as_millis()).unwrap_or(u64::MAX);
+        let of = |(class, of): (&u8, &OfInterval)| Self {
+            from_ms: ms(*class),
+            to_ms: ms(class.saturating_add(1)),
+            chains: of.gaps / seconds,
+            calls: of.calls / visits.calls,
+            weight: of.weights / visits.weights,
+        };
+        visits.intervals.iter().map(of).collect()
+    }
 }
 
 /// How many attempts ended in which way.
@@ -191,6 +225,7 @@ pub fn kinds(
                 .iter()
                 .map(|bucket| Point { at: At::of(bucket.at, wall_clock), attempts: AttemptCounts::of(&bucket.stats) })
                 .collect(),
+            intervals: IntervalReport::all(&all.visits, minutes * 60.0),
         }
     };
     let mut reports: Vec<KindReport> = of_kind.into_iter().map(report).collect();

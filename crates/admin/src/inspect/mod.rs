@@ -8,7 +8,7 @@
 //! - [`chains`] and [`chain`]: many in rows, and everything about one. [`owners`]: to whom how many belong.
 //! - `overslept`: chains whose due times lie further ahead than their schedules can explain; they count as overdue.
 //! - [`queues`], [`throttles`], [`workers`], [`failures`], [`ladder`]: what lies between a chain and its run.
-//! - [`kinds`]: what the runs of each kind came to over time.
+//! - [`kinds`]: what the runs of each kind came to over time. [`budgets`]: where calls go whose intervals are learned.
 //! - [`broker`]: how many messages and consumers its queues have, or why that is not known.
 //! - [`delays`]: whether messages sleep on rungs or on their own queues, and so what has to exist on the broker.
 //! - [`doctor`]: what the system depends on: broker, ledger, clocks, this machine; what is wrong there, and how to mend
@@ -16,6 +16,7 @@
 //! - [`mod@format`]: the words for times, spans, states, schedules.
 
 pub mod broker;
+pub mod budgets;
 pub mod chain;
 pub mod chains;
 pub mod delays;

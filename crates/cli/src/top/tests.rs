@@ -254,6 +254,7 @@ fn entity() -> Entity {
         owner_state: Some("active"),
         schedule: Some("every 60m, as its kind".into()),
         own_schedule: None,
+        learned: None,
         next: Vec::new(),
         sent: true,
         looks: 0,

@@ -23,7 +23,7 @@ pub use duration::HumanDuration;
 pub use failures::{Backoff, Policy, Reason, Reconcile, Retry};
 pub use handlers::{Exec, Handler, Limits};
 pub use kinds::{Kind, Takeover, UniqueUntil};
-pub use model::{Model, Slow};
+pub use model::{Change, Model, Slow, Weights};
 pub use queues::{Queue, Tenant, Throttle};
 pub use recurrence::{Compare, Fresh, From, Misfire, Overlap, Phase, Recurrence};
 pub use roster::Roster;

@@ -21,11 +21,22 @@ pub struct Model {
     pub fail: f64,
     /// When it is otherwise.
     pub slow: Vec<Slow>,
+    /// How often entities change. Runs then say whether their entity has changed; without it they do not.
+    pub change: Option<Change>,
+    /// What entities are worth, in place of `fresh.weight`. `--roster` goes over it: the rows have the weights then.
+    pub weights: Weights,
 }
 
 impl Default for Model {
     fn default() -> Self {
-        Self { chains: None, duration: Length { p50: MODEL_RUN, p99: None }, fail: 0.0, slow: Vec::new() }
+        Self {
+            chains: None,
+            duration: Length { p50: MODEL_RUN, p99: None },
+            fail: 0.0,
+            slow: Vec::new(),
+            change: None,
+            weights: Weights::Equal,
+        }
     }
 }
 
@@ -85,4 +96,34 @@ pub struct Slow {
 
 fn unchanged() -> f64 {
     1.0
+}
+
+/// How often modelled entities change: each by a Poisson process with a rate of its own.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(deny_unknown_fields)]
+pub struct Change {
+    /// The rate of half of the entities is at most this: changes and a time, as in `1/6h`.
+    pub rate: String,
+    /// How far the rates of entities lie apart: the standard deviation of their natural logarithms. With 0 all are the
+    /// same; with 2 the middle half lies between a quarter and four times the median.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(range(min = 0.0, max = 5.0)))]
+    pub spread: f64,
+    /// By what share rates follow the time of day, as a sine: 0 not at all; with 1 an entity never changes at 18:00 UTC,
+    /// and twice as often as in the mean at 6:00.
+    #[serde(default)]
+    #[cfg_attr(test, schemars(range(min = 0.0, max = 1.0)))]
+    pub daily: f64,
+}
+
+/// What modelled entities are worth.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[cfg_attr(test, derive(schemars::JsonSchema, serde::Serialize))]
+#[serde(rename_all = "lowercase")]
+pub enum Weights {
+    /// All the same.
+    Equal,
+    /// As in Zipf's law: the n-th entity a share of 1/n. Weights have nothing to do with rates.
+    Zipf,
 }

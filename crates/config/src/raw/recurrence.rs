@@ -146,6 +146,10 @@ pub struct Fresh {
     /// The calls that there are for all chains of the budget: `throttle:NAME` for those that a throttle allows, less what
     /// other jobs under it take, or so many in a time, such as `2000/1h`. Kinds with the same budget share it.
     pub budget: String,
+    /// Further budgets, each written as `budget`, of which a run takes a call as well: another limit of the same upstream,
+    /// or a throttle of which the handler asks for a start. The prices add up.
+    #[serde(default)]
+    pub also: Vec<String>,
     /// What calls are spent for: that what is known is out of date for a short time (`age`), or seldom (`harmonic`,
     /// `freshness`). With `freshness`, what changes too fast for its weight is visited only each `max`.
     #[serde(default)]

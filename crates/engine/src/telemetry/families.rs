@@ -3,6 +3,7 @@
 //! Labels are names from the configuration and words from closed sets: nothing that a publisher, a
 //! handler or an upstream says becomes one.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use prometheus_client::registry::Registry;
 use roundelay_broker::rabbit::certificates::Certificate;
 use roundelay_ledger::Census;
 use roundelay_model::clock::{Time, short_duration};
+use roundelay_model::fresh::{Budget, Objective};
 use roundelay_model::wall_clock::WallClock;
 
 use super::{COUNTS, Count};
@@ -49,6 +51,17 @@ pub struct ByThrottle {
 pub struct ByLost {
     pub throttle: String,
     pub reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByBudget {
+    budget: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ByCalls {
+    budget: String,
+    calls: &'static str,
 }
 
 /// A window of a throttle, by its length: there are as many as are configured.
@@ -133,6 +146,12 @@ pub struct Families {
     broker_up: Gauge,
     native_delays: Gauge,
     hot_rungs: Gauge,
+    budget_price: Family<ByBudget, Seconds>,
+    budget_calls: Family<ByCalls, Seconds>,
+    budget_chains: Family<ByBudget, Seconds>,
+    budget_freshness: Family<ByBudget, Seconds>,
+    budget_age: Family<ByBudget, Seconds>,
+    budget_tenth_more: Family<ByBudget, Seconds>,
     broker_clock_ahead: Seconds,
     certificates: Family<ByWhose, Seconds>,
     ready: Gauge,
@@ -186,6 +205,12 @@ impl Families {
             broker_up: Gauge::default(),
             native_delays: Gauge::default(),
             hot_rungs: Gauge::default(),
+            budget_price: Family::default(),
+            budget_calls: Family::default(),
+            budget_chains: Family::default(),
+            budget_freshness: Family::default(),
+            budget_age: Family::default(),
+            budget_tenth_more: Family::default(),
             broker_clock_ahead: Seconds::default(),
             certificates: Family::default(),
             ready: Gauge::default(),
@@ -310,6 +335,24 @@ impl Families {
             "How many delay queues were hot, and have others of neighbouring delays beside them, which take their load",
             self.hot_rungs.clone(),
         );
+        to.register("budget_price", "What a call of the budget costs", self.budget_price.clone());
+        to.register("budget_calls_per_second", "Calls of the budget, by what they are", self.budget_calls.clone());
+        to.register("budget_chains", "About how many chains share the budget", self.budget_chains.clone());
+        to.register(
+            "budget_freshness",
+            "The expected share of time in which what is known of an entity is right, by weight",
+            self.budget_freshness.clone(),
+        );
+        to.register(
+            "budget_age_seconds",
+            "For how long what is known of an entity is expected to have been out of date, over all time, by weight",
+            self.budget_age.clone(),
+        );
+        to.register(
+            "budget_tenth_more",
+            "What a tenth more calls would bring: seconds less age, or more freshness",
+            self.budget_tenth_more.clone(),
+        );
         to.register(
             "broker_clock_ahead_seconds",
             "How far the broker's clock is ahead of the ledger's, where messages sleep on their own queue",
@@ -339,6 +382,36 @@ impl Families {
 
     pub fn hot_rungs(&self, hot: usize) {
         self.hot_rungs.set(i64::try_from(hot).unwrap_or(i64::MAX));
+    }
+
+    pub fn budgets<'b>(&self, budgets: impl Iterator<Item = (&'b str, Arc<Budget>, Objective)>) {
+        // Those that the configuration does not have any more are gone.
+        self.budget_calls.clear();
+        let of_each = [
+            &self.budget_price,
+            &self.budget_chains,
+            &self.budget_freshness,
+            &self.budget_age,
+            &self.budget_tenth_more,
+        ];
+        of_each.iter().for_each(|family| family.clear());
+        for (name, budget, objective) in budgets {
+            let Some(price) = budget.price else { continue };
+            let label = ByBudget { budget: name.to_owned() };
+            let (chains, gain) = (Some(budget.chains()), budget.a_tenth_more(objective));
+            let values = [Some(price.get()), chains, budget.fresh, budget.age, gain];
+            for (family, value) in of_each.into_iter().zip(values) {
+                value.into_iter().for_each(|value| _ = family.get_or_create(&label).set(value));
+            }
+            for (calls, value) in [
+                ("allowed", budget.allowed),
+                ("others", budget.others),
+                ("wanted", budget.wanted),
+                ("made", budget.made),
+            ] {
+                self.budget_calls.get_or_create(&ByCalls { budget: name.to_owned(), calls }).set(value);
+            }
+        }
     }
 
     pub fn delays(&self, native: Option<i64>) {

@@ -28,6 +28,7 @@ use roundelay_broker::rabbit::certificates::Certificate;
 use roundelay_ledger::{Census, SeenWorker};
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrders, Lateness, Subject};
+use roundelay_model::fresh::{Budget, Objective};
 use roundelay_model::outcome::Verdict;
 use roundelay_model::wall_clock::WallClock;
 
@@ -225,6 +226,11 @@ impl Telemetry {
     /// Sets how many rungs were hot, and so have siblings.
     pub fn hot_rungs(&self, hot: usize) {
         self.families.hot_rungs(hot);
+    }
+
+    /// Sets the gauges of budgets of calls.
+    pub(crate) fn budgets<'b>(&self, budgets: impl Iterator<Item = (&'b str, Arc<Budget>, Objective)>) {
+        self.families.budgets(budgets);
     }
 
     /// Sets how messages sleep: on rungs, or natively on a broker whose clock is ahead by so many milliseconds.

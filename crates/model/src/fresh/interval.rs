@@ -67,6 +67,46 @@ pub(super) fn price_of(objective: Objective, every: Duration, weight: f64) -> f6
     }
 }
 
+/// What visits each `every` seconds of an entity that changes `rate` times a second come to: the share of time in which
+/// what is known is right, and its mean age in seconds, over all time. With `x = rate × every` these are
+/// `(1 - e^-x) / x` and `every × (1/2 - 1/x + (1 - e^-x) / x²)`.
+pub fn expected(rate: f64, every: f64) -> (f64, f64) {
+    let x = rate * every;
+    let chance = -(-x).exp_m1();
+    // Of small numbers the differences would have no digits left.
+    if x < 1e-2 { (1.0 - x / 2.0, every * x / 6.0) } else { (chance / x, every * (0.5 - 1.0 / x + chance / (x * x))) }
+}
+
+/// An entity whose rate of change is known.
+#[derive(Clone, Copy, Debug)]
+pub struct Entity {
+    /// How often it changes in a second.
+    pub rate: f64,
+    /// What it is worth.
+    pub weight: f64,
+    /// Its shortest and its longest interval.
+    pub bounds: (Duration, Duration),
+}
+
+impl Entity {
+    /// How long until its next visit at this price, in seconds: see [`interval`].
+    pub fn every(&self, objective: Objective, price: f64) -> f64 {
+        interval(objective, self.rate, self.weight, price, self.bounds).as_secs_f64()
+    }
+}
+
+/// The price at which the best intervals of these entities take so many calls in a second. Where their bounds allow no
+/// such price, the nearest one.
+pub fn best_price(objective: Objective, entities: &[Entity], calls: f64) -> f64 {
+    let taken = |price: f64| entities.iter().map(|entity| 1.0 / entity.every(objective, price)).sum::<f64>();
+    let (mut low, mut high) = (-100.0_f64, 100.0_f64);
+    while high - low > 1e-5 {
+        let middle = (low + high) / 2.0;
+        if taken(middle.exp()) > calls { low = middle } else { high = middle }
+    }
+    high.exp()
+}
+
 /// `P(x)`: the share of the mean time between changes that one visit's interval of `x` of them lets one gain.
 fn lost_freshness(x: f64) -> f64 {
     // Where x is small the difference of two numbers of about 1 would have no digits left.

@@ -12,6 +12,6 @@ mod price;
 #[cfg(test)]
 mod simulated;
 
-pub use interval::{Objective, interval};
+pub use interval::{Entity, Objective, best_price, expected, interval};
 pub use learned::{Known, Learned, Prior, SIZE, Seen};
-pub use price::{Budget, OfKind, Price, Visits, visited};
+pub use price::{Budget, Calls, OfInterval, OfKind, Price, Visits, class_begins, interval_at, visited};

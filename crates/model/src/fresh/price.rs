@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::interval::{Objective, interval, price_of};
+use super::interval::{Objective, expected, interval, price_of};
 use super::learned::{Known, Learned, Prior, Seen};
 use crate::clock::Time;
 
@@ -13,7 +13,7 @@ use crate::clock::Time;
 const GAIN: f64 = 1.5;
 /// The price moves by at most this factor (as a logarithm) at a time.
 const LARGEST_STEP: f64 = 1.5;
-/// So much of the calls that are allowed is meant to be used: what is wanted is known to some per cent only.
+/// So much of a budget that nothing else holds is meant to be used: what is wanted is known to some per cent only.
 const AIM: f64 = 0.99;
 /// So many visits tell what is wanted to some per cent.
 const ENOUGH: f64 = 1_000.0;
@@ -28,7 +28,7 @@ const SMOOTHED: f64 = 2.0;
 /// one call for each `interval` from now on. So the sum of `gap / interval` over the visits of a while is what all chains
 /// want for as long a while, also those that were not visited in it; none has to be asked. In the same way a sum of
 /// `gap × something` is the sum of that something over all chains, times the length of the while.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Visits {
     /// How many.
@@ -47,6 +47,30 @@ pub struct Visits {
     pub fresh: f64,
     /// and of the weight times the expected age of what is known, in seconds.
     pub age: f64,
+    /// Where the calls go: by [`class`] of the interval.
+    pub intervals: BTreeMap<u8, OfInterval>,
+}
+
+/// What the chains with intervals of one class come to, as in [`Visits`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct OfInterval {
+    /// Of 1,
+    pub gaps: f64,
+    /// of the weights;
+    pub weights: f64,
+    /// and the calls that they want.
+    pub calls: f64,
+}
+
+/// The class of an interval: each reaches to four times where it begins, the first one below four seconds.
+fn class(every: f64) -> u8 {
+    (every.max(1.0).log2() / 2.0) as u8
+}
+
+/// Where a [class](OfInterval) of intervals begins.
+pub fn class_begins(class: u8) -> Duration {
+    Duration::from_secs(if class == 0 { 0 } else { 4_u64.saturating_pow(class.into()) })
 }
 
 impl Visits {
@@ -59,7 +83,7 @@ impl Visits {
     pub fn visited(&mut self, gap: Duration, every: Duration, known: &Known) {
         let (gap, every, weight) = (gap.as_secs_f64(), every.as_secs_f64().max(1e-3), f64::from(known.weight));
         let (log, square) = known.learned.moments();
-        let (fresh, age) = known.learned.expected(every);
+        let (fresh, age) = expected(known.learned.rate(), every);
         self.add(&Self {
             visits: 1,
             calls: gap / every,
@@ -69,6 +93,7 @@ impl Visits {
             weights: gap * weight,
             fresh: gap * weight * fresh,
             age: gap * weight * age,
+            intervals: [(class(every), OfInterval { gaps: gap, weights: gap * weight, calls: gap / every })].into(),
         });
     }
 
@@ -82,6 +107,12 @@ impl Visits {
         self.weights += other.weights;
         self.fresh += other.fresh;
         self.age += other.age;
+        for (class, of) in &other.intervals {
+            let sum = self.intervals.entry(*class).or_default();
+            sum.gaps += of.gaps;
+            sum.weights += of.weights;
+            sum.calls += of.calls;
+        }
     }
 }
 
@@ -123,6 +154,30 @@ pub struct OfKind {
     pub chains: f64,
 }
 
+/// The calls of a while.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Calls {
+    /// How many were possible.
+    pub allowed: f64,
+    /// Those of them that went to jobs that no price concerns.
+    pub others: f64,
+    /// A throttle lets no more start, whatever chains want.
+    pub held: bool,
+}
+
+impl Calls {
+    /// For how many of its chains the budget has room.
+    fn room(self) -> f64 {
+        let Self { allowed, others, held } = self;
+        let aim = if held { 1.0 } else { AIM };
+        (aim * allowed - others).max(0.01 * allowed)
+    }
+}
+
+/// The price stays within this (as a logarithm) of the price at which chains would be visited each `middle`, where all are at
+/// their shortest or longest intervals and no price helps: so it is back soon when it is needed again.
+const FARTHEST: f64 = 21.0;
+
 /// A budget of calls, and the chains that share it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -150,15 +205,14 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// After a while of `length` until `upto`, in which `allowed` calls were possible, `others` of them went to jobs that
-    /// no price concerns, and the visits of each kind came to these. `middle` is the interval of chains of which nothing
+    /// After a while of `length` until `upto` that had these calls, in which the visits of each kind came to these. `middle` is the interval of chains of which nothing
     /// is known.
     pub fn after(
         mut self,
         visits: &BTreeMap<String, (Visits, Duration)>,
         objective: Objective,
         (upto, length): (Time, Duration),
-        (allowed, others): (f64, f64),
+        calls: Calls,
     ) -> Self {
         let seconds = length.as_secs_f64().max(1.0);
         let mut all = Visits::default();
@@ -177,7 +231,7 @@ impl Budget {
                 Prior::of_kind(known.chains, (of.logs / of.gaps, of.squares / of.gaps), Prior::of_interval(*middle));
             known.prior = known.prior.towards(mean, share);
         }
-        let room = (AIM * allowed - others).max(0.01 * allowed);
+        let room = calls.room();
         let weights = all.weights / all.gaps;
         self.price = match self.price {
             Some(price) => Some(price.after(all.visits, all.calls, room)),
@@ -187,6 +241,10 @@ impl Budget {
             }
             None => None,
         };
+        if let (Some(price), Some(middle)) = (&mut self.price, visits.values().map(|(_, middle)| *middle).min()) {
+            let usual = Price::begin(objective, middle, self.weight.unwrap_or(1.0)).log;
+            price.log = price.log.clamp(usual - FARTHEST, usual + FARTHEST);
+        }
         let share = (all.visits as f64 / (SMOOTHED * self.chains().max(1.0))).min(1.0);
         let smoothed = |before: Option<f64>, sum: f64, of: f64| {
             let now = sum / of;
@@ -195,7 +253,7 @@ impl Budget {
         self.fresh = smoothed(self.fresh, all.fresh, all.weights);
         self.age = smoothed(self.age, all.age, all.weights);
         self.weight = smoothed(self.weight, all.weights, all.gaps);
-        (self.allowed, self.others) = (allowed / seconds, others / seconds);
+        (self.allowed, self.others) = (calls.allowed / seconds, calls.others / seconds);
         (self.wanted, self.made) = (all.calls / seconds, all.visits as f64 / seconds);
         self.upto = upto;
         self
@@ -210,9 +268,7 @@ impl Budget {
         gap: Duration,
         (min, max): (Duration, Duration),
     ) -> Option<Duration> {
-        let price = self.price?.get();
-        let longest = max.min(gap.saturating_mul(LONGEST_STEP)).max(min);
-        Some(interval(objective, known.learned.rate(), f64::from(known.weight), price, (min, longest)))
+        Some(interval_at(self.price?.get(), objective, known, gap, (min, max)))
     }
 
     /// About how many chains share it.
@@ -233,6 +289,19 @@ impl Budget {
     pub fn prior(&self, kind: &str, middle: Duration) -> Prior {
         self.kinds.get(kind).map_or_else(|| Prior::of_interval(middle), |known| known.prior)
     }
+}
+
+/// How long until the next visit at this price of a call, of a chain that was visited `gap` after the visit before, and of
+/// which so much is known.
+pub fn interval_at(
+    price: f64,
+    objective: Objective,
+    known: &Known,
+    gap: Duration,
+    (min, max): (Duration, Duration),
+) -> Duration {
+    let longest = max.min(gap.saturating_mul(LONGEST_STEP)).max(min);
+    interval(objective, known.learned.rate(), f64::from(known.weight), price, (min, longest))
 }
 
 /// What is known of a chain after a visit that ended at `now` and saw this; `known` is what was known before.
@@ -288,16 +357,58 @@ mod tests {
         (0..100).for_each(|_| of.visited(Duration::from_secs(60), Duration::from_secs(30), &known));
         let minute = (Time::from_millis(60_000), Duration::from_secs(60));
         let visits = BTreeMap::from([("app".to_owned(), (of, Duration::from_secs(60)))]);
-        let budget = Budget::default().after(&visits, Objective::Age, minute, (100.0, 10.0));
+        let calls = Calls { allowed: 100.0, others: 10.0, held: false };
+        let budget = Budget::default().after(&visits, Objective::Age, minute, calls);
         assert!((budget.kinds["app"].chains - 100.0).abs() < 1e-9 && budget.price.is_some(), "{budget:?}");
         assert!((budget.wanted * 60.0 - 200.0).abs() < 1e-6 && (budget.made * 60.0 - 100.0).abs() < 1e-6);
-        let next = budget.clone().after(&visits, Objective::Age, minute, (100.0, 10.0));
+        let next = budget.clone().after(&visits, Objective::Age, minute, calls);
         assert!(next.price.unwrap().get() > budget.price.unwrap().get(), "200 calls are wanted and there are 89");
         let text = serde_json::to_string(&next).unwrap();
         assert_eq!(serde_json::from_str::<Budget>(&text).unwrap(), next);
         assert_eq!(serde_json::from_str::<Budget>("{}").unwrap(), Budget::default());
-        let gone = next.after(&BTreeMap::new(), Objective::Age, minute, (100.0, 10.0));
+        let gone = next.after(&BTreeMap::new(), Objective::Age, minute, calls);
         assert!(gone.kinds.is_empty() && gone.price.is_some());
+    }
+
+    #[test]
+    fn chains_are_told_by_classes_of_their_intervals() {
+        for (every, expected, begins) in [(0.1, 0, 0), (3.9, 0, 0), (4.0, 1, 4), (63.0, 2, 16), (86_400.0, 8, 65_536)] {
+            assert_eq!((class(every), class_begins(expected)), (expected, Duration::from_secs(begins)), "{every}");
+        }
+        let learned = Learned::begin(Prior::of_interval(Duration::from_secs(60)), Time::from_millis(5));
+        let known = Known { learned, weight: 2.0, mark: None };
+        let mut of = Visits::default();
+        // In a minute: a chain that is visited each ten seconds, and one of ten that are visited each ten minutes.
+        (0..6).for_each(|_| of.visited(Duration::from_secs(10), Duration::from_secs(10), &known));
+        of.visited(Duration::from_secs(600), Duration::from_secs(600), &known);
+        let fast = OfInterval { gaps: 60.0, weights: 120.0, calls: 6.0 };
+        let slow = OfInterval { gaps: 600.0, weights: 1_200.0, calls: 1.0 };
+        assert_eq!(of.intervals.into_iter().collect::<Vec<_>>(), [(1, fast), (4, slow)]);
+    }
+
+    #[test]
+    fn a_price_that_no_interval_answers_is_back_within_half_an_hour() {
+        let learned = Learned::begin(Prior::of_interval(Duration::from_secs(60)), Time::from_millis(5));
+        let known = Known { learned, weight: 2.0, mark: None };
+        let minute = (Time::from_millis(60_000), Duration::from_secs(60));
+        let middle = Duration::from_secs(60);
+        let mut of = Visits::default();
+        (0..2_000).for_each(|_| of.visited(middle, middle, &known));
+        let visits = BTreeMap::from([("app".to_owned(), (of, middle))]);
+        let calls = |allowed| Calls { allowed, others: 0.0, held: true };
+        for (idle, needed) in [(20_000.0, 200.0), (200.0, 20_000.0)] {
+            let mut budget = Budget::default();
+            for _ in 0..1_000 {
+                budget = budget.after(&visits, Objective::Age, minute, calls(idle));
+            }
+            let usual = Price::begin(Objective::Age, middle, 2.0).log;
+            let off = |budget: &Budget| (budget.price.unwrap().log - usual) * if idle > needed { -1.0 } else { 1.0 };
+            assert!(off(&budget) > 20.0, "{budget:?}");
+            for _ in 0..30 {
+                budget = budget.after(&visits, Objective::Age, minute, calls(needed));
+            }
+            assert!(off(&budget) < 0.0, "{budget:?}");
+        }
     }
 
     #[test]

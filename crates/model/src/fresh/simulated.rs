@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
-use super::{Budget, Known, Objective, Seen, Visits, interval, visited};
+use super::{Budget, Calls, Entity, Known, Objective, Seen, Visits, best_price, expected, visited};
 use crate::clock::{Entropy, Time};
 
 /// The median time between changes, in seconds: an hour.
@@ -14,12 +14,6 @@ const BOUNDS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_se
 const MIDDLE: Duration = Duration::from_secs(900);
 /// How often the price is set anew, in seconds.
 const PRICED_EVERY: f64 = 60.0;
-
-#[derive(Clone, Copy, Debug)]
-struct Entity {
-    rate: f64,
-    weight: f64,
-}
 
 /// A number of the normal distribution (Box and Muller).
 fn normal(dice: &Entropy) -> f64 {
@@ -32,7 +26,8 @@ fn entities(number: usize, zipf: bool, dice: &Entropy) -> Vec<Entity> {
     for n in (1..number).rev() {
         weights.swap(n, dice.below(n + 1));
     }
-    weights.into_iter().map(|weight| Entity { rate: (2.0 * normal(dice)).exp() / MEDIAN, weight }).collect()
+    let of = |weight| Entity { rate: (2.0 * normal(dice)).exp() / MEDIAN, weight, bounds: BOUNDS };
+    weights.into_iter().map(of).collect()
 }
 
 /// The mean age of what is known, in seconds, and the share of time in which it is right, both by weight.
@@ -43,37 +38,28 @@ struct Quality {
 }
 
 /// What fixed intervals come to, by the formulas.
-fn expected(entities: &[Entity], intervals: impl Fn(&Entity) -> f64) -> Quality {
+fn quality(entities: &[Entity], intervals: impl Fn(&Entity) -> f64) -> Quality {
     let (mut age, mut fresh, mut all) = (0.0, 0.0, 0.0);
     for entity in entities {
-        let every = intervals(entity);
-        let x = entity.rate * every;
-        let chance = -(-x).exp_m1();
-        // Of small numbers the differences would have no digits left.
-        let of_age = if x < 0.01 { every * x / 6.0 } else { every * (0.5 - 1.0 / x + chance / (x * x)) };
-        age += entity.weight * of_age;
-        fresh += entity.weight * chance / x;
-        all += entity.weight;
+        let (of_fresh, of_age) = expected(entity.rate, intervals(entity));
+        (age, fresh, all) = (age + entity.weight * of_age, fresh + entity.weight * of_fresh, all + entity.weight);
     }
     Quality { age: age / all, fresh: fresh / all }
 }
 
-/// The best intervals for known rates: the price at which calls are exactly the budget, found by halving.
+/// The best intervals for known rates.
 fn optimum(entities: &[Entity], objective: Objective, budget: f64) -> Quality {
-    let every =
-        |entity: &Entity, price: f64| interval(objective, entity.rate, entity.weight, price, BOUNDS).as_secs_f64();
-    let calls = |price: f64| entities.iter().map(|entity| 1.0 / every(entity, price)).sum::<f64>();
-    let (mut low, mut high) = (-100.0_f64, 100.0_f64);
-    while high - low > 1e-6 {
-        let middle = (low + high) / 2.0;
-        if calls(middle.exp()) > budget { low = middle } else { high = middle }
-    }
-    expected(entities, |entity| every(entity, high.exp()))
+    let price = best_price(objective, entities, budget);
+    quality(entities, |entity| entity.every(objective, price))
 }
 
 /// A run of chains that learn, under a throttle that lets calls start at the budget's pace.
-struct Run<'a> {
-    entities: &'a [Entity],
+struct Run {
+    entities: Vec<Entity>,
+    /// The first of them have a handler that says each time that they have changed.
+    always: usize,
+    /// By what share rates follow the time of day.
+    daily: f64,
     objective: Objective,
     /// Calls for each second.
     calls: f64,
@@ -93,13 +79,15 @@ struct Run<'a> {
     lost: (f64, f64),
 }
 
-impl<'a> Run<'a> {
-    fn new(entities: &'a [Entity], objective: Objective, calls: f64, seed: u64) -> Self {
+impl Run {
+    fn new(entities: &[Entity], objective: Objective, calls: f64, seed: u64) -> Self {
         let dice = Entropy::seeded(seed);
         // As the roster spreads them, over the interval of chains of which nothing is known.
         let due = (0..entities.len()).map(|n| Reverse(((dice.unit() * MIDDLE.as_secs_f64() * 1_000.0) as i64, n)));
         Self {
-            entities,
+            entities: entities.to_vec(),
+            always: 0,
+            daily: 0.0,
             objective,
             calls,
             known: vec![None; entities.len()],
@@ -146,14 +134,44 @@ impl<'a> Run<'a> {
         self.counted[n] = until;
     }
 
+    /// Changes have no memory: whenever the last one was, the next one is as far away.
+    fn next_change(&self, rate: f64) -> f64 {
+        let (mut at, highest) = (self.now, rate * (1.0 + self.daily));
+        loop {
+            at -= (1.0 - self.dice.unit()).ln() / highest;
+            let here = 1.0 + self.daily * (std::f64::consts::TAU * at / 86_400.0).sin();
+            // Of the changes at the highest rate those are left out that are too many.
+            if self.dice.unit() * (1.0 + self.daily) < here {
+                return at;
+            }
+        }
+    }
+
+    /// From now on an entity changes at this rate.
+    fn set_rate(&mut self, n: usize, rate: f64) {
+        self.count(n, self.now);
+        self.entities[n].rate = rate;
+        if self.change[n] > self.now {
+            self.change[n] = self.next_change(rate);
+        }
+    }
+
+    /// The mean interval of these by what is known now.
+    fn mean_interval(&self, of: std::ops::Range<usize>) -> f64 {
+        let every = |n: usize| {
+            let known = self.known[n].unwrap();
+            self.budget.interval(self.objective, &known, BOUNDS.1, BOUNDS).unwrap().as_secs_f64()
+        };
+        of.len() as f64 / of.map(|n| 1.0 / every(n)).sum::<f64>()
+    }
+
     fn visit(&mut self, n: usize) {
-        let Entity { rate, weight } = self.entities[n];
+        let Entity { rate, weight, .. } = self.entities[n];
         let first = self.known[n].is_none();
         let gap = if first { MIDDLE } else { Duration::from_secs_f64(self.now - self.visited[n]) };
         self.count(n, self.now);
-        let changed = self.change[n] < self.now;
-        // Changes have no memory: the first one after a visit comes so long after it.
-        self.change[n] = self.now - (1.0 - self.dice.unit()).ln() / rate;
+        let changed = self.change[n] < self.now || n < self.always;
+        self.change[n] = self.next_change(rate);
         let now = Time::from_millis((self.now * 1_000.0) as i64);
         let seen = if changed { Seen::Changed } else { Seen::Same };
         let known = visited(self.known[n], Some(seen), weight, None, now, self.budget.prior("app", MIDDLE));
@@ -170,8 +188,8 @@ impl<'a> Run<'a> {
         let now = Time::from_millis((self.now * 1_000.0) as i64);
         let length = now.since(self.budget.upto);
         let visits = BTreeMap::from([("app".to_owned(), (std::mem::take(&mut self.visits), MIDDLE))]);
-        let allowed = self.calls * length.as_secs_f64();
-        self.budget = std::mem::take(&mut self.budget).after(&visits, self.objective, (now, length), (allowed, 0.0));
+        let calls = Calls { allowed: self.calls * length.as_secs_f64(), others: 0.0, held: true };
+        self.budget = std::mem::take(&mut self.budget).after(&visits, self.objective, (now, length), calls);
     }
 
     /// What the time from now until `end` comes to; and the fewest and the most calls of an hour, by the budget.
@@ -199,7 +217,7 @@ fn compare(number: usize, zipf: bool, objective: Objective, seed: u64) -> (Quali
     let dice = Entropy::seeded(seed);
     let entities = entities(number, zipf, &dice);
     let budget = number as f64 / MEDIAN;
-    let uniform = expected(&entities, |_| MEDIAN);
+    let uniform = quality(&entities, |_| MEDIAN);
     let best = optimum(&entities, objective, budget);
     let mut run = Run::new(&entities, objective, budget, seed);
     run.until(LEARNING * MEDIAN);
@@ -232,7 +250,8 @@ fn what_is_learned_is_about_as_good_as_what_is_known() {
     ] {
         let (uniform, learned, best, hours) = compare(number, zipf, objective, seed);
         assert!(learned.fresh >= 0.97 * best.fresh, "fresh {:.3} of {:.3}", learned.fresh, best.fresh);
-        assert!(learned.age <= 1.15 * best.age, "age {:.0} of {:.0}", learned.age, best.age);
+        let most = if number > 1_000 { 1.05 } else { 1.15 };
+        assert!(learned.age <= most * best.age, "age {:.0} of {:.0}", learned.age, best.age);
         if zipf {
             assert!(
                 learned.age <= 0.45 * uniform.age || objective != Objective::Age,
@@ -241,7 +260,7 @@ fn what_is_learned_is_about_as_good_as_what_is_known() {
             );
         }
         // Of few chains an hour has few calls, which come as they are due.
-        let least = if number > 1_000 { 0.92 } else { 0.88 };
+        let least = if number > 1_000 { 0.95 } else { 0.88 };
         assert!(hours.0 >= least && hours.1 <= 1.0 + 1.0 / number as f64, "calls in an hour: {hours:?}");
     }
 }
@@ -269,15 +288,13 @@ fn calls_follow_a_budget_that_is_cut_in_half_and_one_that_doubles() {
                 (run.budget.wanted / run.budget.allowed, run.budget.price.unwrap().get() / steady)
             })
             .collect();
-        let follows = 1 + told.iter().position(|(wanted, _)| (wanted - 1.0).abs() < 0.1).unwrap();
         let last = told.last().unwrap().1;
         let is_steady = 1 + told.iter().rposition(|(_, price)| (price / last - 1.0).abs() > 0.2).unwrap();
         println!(
-            "{factor} times the calls: what is wanted fits within {} minutes, the price is steady after {}, at {last:.2}",
-            follows * 10,
+            "{factor} times the calls: the price is steady after {} minutes, at {last:.2} times the one before",
             is_steady * 10
         );
-        assert!(follows <= 6, "{told:?}");
+        assert!(is_steady <= 30, "{told:?}");
         assert!(bounds.0 <= last && last <= bounds.1, "{told:?}");
         // What had been due before came late, and then no more.
         let behind = run.due.peek().map_or(0.0, |Reverse((due, _))| run.now - *due as f64 / 1_000.0);
@@ -298,4 +315,159 @@ fn a_tenth_more_calls_bring_about_what_the_price_says() {
         println!("a tenth more calls, {objective:?}: {brings:.4}, told {told:.4}");
         assert!((0.6..1.7).contains(&(told / brings)), "{objective:?}: {told}, not {brings}");
     }
+}
+
+/// Chains of which the first hundred are median ones, after they have learned.
+fn learned(number: usize, seed: u64) -> Run {
+    let mut entities = entities(number, false, &Entropy::seeded(seed));
+    entities[..100].iter_mut().for_each(|entity| entity.rate = 1.0 / MEDIAN);
+    let mut run = Run::new(&entities, Objective::Age, number as f64 / MEDIAN, seed);
+    run.until(LEARNING * MEDIAN);
+    run
+}
+
+/// After how many hours something holds, and the most calls of an hour by the budget, until then and for an hour more.
+fn until(run: &mut Run, most_hours: u32, holds: impl Fn(&Run) -> bool) -> (Option<u32>, f64) {
+    let mut most = 0.0_f64;
+    let mut found = None;
+    for hour in 1..=most_hours {
+        let calls = run.until(run.now + 3_600.0) as f64 / (3_600.0 * run.calls);
+        most = most.max(calls);
+        if found.is_some() {
+            break;
+        }
+        found = holds(run).then_some(hour);
+    }
+    (found, most)
+}
+
+#[test]
+fn a_burst_of_changes_is_followed_and_forgotten() {
+    let mut run = learned(4_000, 11);
+    let before = run.mean_interval(0..100);
+    (0..100).for_each(|n| run.set_rate(n, 30.0 / MEDIAN));
+    let price = run.budget.price.unwrap().get();
+    let (sooner, calls) = until(&mut run, 60, |run| run.mean_interval(0..100) < 0.75 * before);
+    let during = run.mean_interval(0..100);
+    // No interval can be shorter than that of what changes all the time.
+    let shortest = (2.0 * price).sqrt();
+    (0..100).for_each(|n| run.set_rate(n, 1.0 / MEDIAN));
+    let (later, more) = until(&mut run, 80, |run| run.mean_interval(0..100) > 0.9 * before);
+    println!(
+        "a hundred of 4,000 change 30 times as often: their mean interval of {before:.0} s is below three quarters after \
+         {sooner:?} h, at {during:.0} s (at least {shortest:.0} s), and back after {later:?} h; calls at most {:.3}",
+        calls.max(more)
+    );
+    assert!(sooner.is_some_and(|hours| hours <= 50) && later.is_some_and(|hours| hours <= 50));
+    assert!(calls.max(more) <= 1.001);
+}
+
+#[test]
+fn what_never_changes_again_is_visited_ever_less_often_and_not_given_up() {
+    let mut run = learned(4_000, 12);
+    let before = run.mean_interval(0..100);
+    (0..100).for_each(|n| run.set_rate(n, 1e-15));
+    let (twice, calls) = until(&mut run, 100, |run| run.mean_interval(0..100) > 2.0 * before);
+    let (five, more) = until(&mut run, 1_000, |run| run.mean_interval(0..100) > 5.0 * before);
+    let oldest = (0..100).map(|n| run.now - run.visited[n]).fold(0.0, f64::max);
+    println!(
+        "a hundred of 4,000 never change again: twice their interval of {before:.0} s after {twice:?} h, five times after \
+         {five:?} h more; the longest without a visit {oldest:.0} s; calls at most {:.3}",
+        calls.max(more)
+    );
+    assert!(twice.is_some_and(|hours| hours <= 48) && five.is_some());
+    assert!(oldest < 20.0 * before && calls.max(more) <= 1.001);
+}
+
+#[test]
+fn a_daily_rhythm_costs_little_and_keeps_the_budget() {
+    let entities = entities(4_000, true, &Entropy::seeded(13));
+    let calls = 4_000.0 / MEDIAN;
+    let best = optimum(&entities, Objective::Age, calls);
+    for daily in [0.0, 0.5, 1.0] {
+        let mut run = Run::new(&entities, Objective::Age, calls, 13);
+        run.daily = daily;
+        run.until(24.0 * 3_600.0);
+        let (learned, hours) = run.measured(96.0 * 3_600.0);
+        println!(
+            "rates that follow the time of day by {daily}: age {:.3} of the best for steady rates, fresh {:.3}; calls in \
+             an hour {:.3} to {:.3} of the budget",
+            learned.age / best.age,
+            learned.fresh / best.fresh,
+            hours.0,
+            hours.1
+        );
+        assert!(
+            learned.age <= (1.1 + 0.25 * daily) * best.age && hours.0 > 0.9 && hours.1 <= 1.001,
+            "{learned:?} {hours:?}"
+        );
+    }
+}
+
+#[test]
+fn handlers_that_always_say_changed_take_no_more_than_what_changes_all_the_time() {
+    let entities = entities(4_000, false, &Entropy::seeded(14));
+    let calls = 4_000.0 / MEDIAN;
+    let mut run = Run::new(&entities, Objective::Age, calls, 14);
+    run.always = 400;
+    run.until(40.0 * MEDIAN);
+    let (liars, honest) = (run.mean_interval(0..400), run.mean_interval(400..4_000));
+    let share = 400.0 / liars / (400.0 / liars + 3_600.0 / honest);
+    let oldest = (400..4_000).map(|n| run.now - run.visited[n]).fold(0.0, f64::max);
+    let shortest = (2.0 * run.budget.price.unwrap().get()).sqrt();
+    println!(
+        "a tenth of 4,000 always say `changed`: each {liars:.0} s, the others each {honest:.0} s; {:.1} % of all calls; the \
+         longest without a visit {oldest:.0} s",
+        share * 100.0
+    );
+    assert!(liars >= 0.99 * shortest && share < 0.3, "{liars} {shortest} {share}");
+    assert!(oldest < BOUNDS.1.as_secs_f64(), "none is given up");
+}
+
+/// The pure part of what a million chains cost; printed, for machines differ.
+#[test]
+fn a_minute_s_prices_cost_as_much_as_its_visits_and_not_as_its_chains() {
+    let chains = 1_000_000.0;
+    let known = Known {
+        learned: super::Learned::begin(super::Prior::of_interval(MIDDLE), Time::from_millis(0)),
+        weight: 1.0,
+        mark: None,
+    };
+    let mut budget = Budget::default();
+    let mut of = Visits::default();
+    // A million chains, each visited once an hour: so many visits in a minute.
+    let visits = (chains / 60.0) as u32;
+    let begun = std::time::Instant::now();
+    for _ in 0..visits {
+        let known = visited(
+            Some(known),
+            Some(Seen::Changed),
+            1.0,
+            None,
+            Time::from_millis(3_600_000),
+            budget.prior("app", MIDDLE),
+        );
+        let every = budget.interval(Objective::Age, &known, Duration::from_secs(3_600), BOUNDS).unwrap_or(MIDDLE);
+        of.visited(Duration::from_secs(3_600), every, &known);
+    }
+    let by_workers = begun.elapsed();
+    let begun = std::time::Instant::now();
+    let all = BTreeMap::from([("app".to_owned(), (of, MIDDLE))]);
+    let calls = Calls { allowed: f64::from(visits), others: 0.0, held: true };
+    let minute = (Time::from_millis(60_000), Duration::from_secs(60));
+    budget = budget.after(&all, Objective::Age, minute, calls);
+    let by_chore = begun.elapsed();
+    println!(
+        "{visits} visits in a minute, as of a million chains: {:.1} µs for each in the workers, {by_chore:?} for the price; \
+         {} bytes for each chain",
+        by_workers.as_secs_f64() * 1e6 / f64::from(visits),
+        super::SIZE
+    );
+    assert!((budget.chains() / chains - 1.0).abs() < 1e-3, "{budget:?}");
+    // With a price, each visit also works out its interval.
+    let begun = std::time::Instant::now();
+    for _ in 0..10_000 {
+        std::hint::black_box(budget.interval(Objective::Age, &known, Duration::from_secs(3_600), BOUNDS));
+    }
+    println!("an interval takes {:.1} µs", begun.elapsed().as_secs_f64() * 1e6 / 10_000.0);
 }

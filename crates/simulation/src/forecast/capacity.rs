@@ -51,7 +51,9 @@ pub(super) fn interval(kind: &KindSettings, begin: Time) -> Option<Duration> {
 
 /// The longest time that may pass between two ticks whose runs take no time.
 pub(super) fn first_period(kind: &KindSettings, begin: Time) -> Option<Duration> {
-    Some(interval(kind, begin)? + kind.recurrence.as_ref()?.schedule.jitter)
+    let recurrence = kind.recurrence.as_ref()?;
+    let every = kind.fresh().map_or_else(|| interval(kind, begin), |fresh| Some(fresh.middle()));
+    Some(every? + recurrence.schedule.jitter)
 }
 
 /// From one start to the next when nothing holds a chain up, in seconds. The interval may count from

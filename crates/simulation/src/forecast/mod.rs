@@ -11,12 +11,15 @@
 //! - `run`: the run itself; `fleet`: its workers.
 //! - `recorder`: what is noted while it runs, in histograms and counts; nothing is kept for each tick.
 //!   `ages`: how old data is. `pace`: starts over time. `gates`: how full windows of throttles were.
-//!   `verdicts`: how attempts ended.
+//!   `verdicts`: how attempts ended. `changes`: how right what is known of entities is; `fresh`: what the best intervals
+//!   would come to.
 //! - [`report`]: what it came to; [`text`] and [`svg`] show it, in the words of `words`.
 
 mod ages;
 mod capacity;
+mod changes;
 mod fleet;
+mod fresh;
 mod gates;
 mod model;
 mod pace;
@@ -36,6 +39,8 @@ use std::time::Duration;
 use roundelay_config::Config;
 use roundelay_model::clock::Time;
 
+pub use changes::Quality;
+pub use fresh::FreshReport;
 pub use gates::ThrottleReport;
 pub use pace::Series;
 use population::Population;
@@ -43,6 +48,7 @@ pub use report::Report;
 pub use run::run;
 
 /// What to simulate.
+#[derive(Clone)]
 pub struct Plan {
     /// The workers' configuration. Its broker and its ledger are not used.
     pub config: Config,

@@ -27,18 +27,12 @@ impl Model {
     pub fn roll(&self, at: Duration, dice: &Entropy) -> (Duration, bool) {
         let spell = self.settings.slow.iter().find(|spell| spell.from <= at && at < spell.to);
         let factor = spell.map_or(1.0, |spell| spell.factor);
-        let seconds = self.settings.p50.as_secs_f64() * factor * (self.sigma * self.normal(dice)).exp();
+        // A length that is always the same costs no dice.
+        let exponent = if self.sigma == 0.0 { 0.0 } else { self.sigma * normal(dice) };
+        let seconds = self.settings.p50.as_secs_f64() * factor * exponent.exp();
         let length = Duration::from_millis((seconds * 1_000.0).round() as u64);
         let share = spell.and_then(|spell: &SlowSpell| spell.fail).unwrap_or(self.settings.fail);
         (length, share > 0.0 && dice.unit() < share)
-    }
-
-    fn normal(&self, dice: &Entropy) -> f64 {
-        if self.sigma == 0.0 {
-            return 0.0;
-        }
-        // Box and Muller; one minus, since the logarithm of zero is none.
-        (-2.0 * (1.0 - dice.unit()).ln()).sqrt() * (std::f64::consts::TAU * dice.unit()).cos()
     }
 
     /// The mean length of a run, outside of spells, if none takes longer than `timeout`.
@@ -61,6 +55,12 @@ impl Model {
     }
 }
 
+/// A number of the standard normal distribution (Box and Muller).
+pub(super) fn normal(dice: &Entropy) -> f64 {
+    // One minus, since the logarithm of zero is none.
+    (-2.0 * (1.0 - dice.unit()).ln()).sqrt() * (std::f64::consts::TAU * dice.unit()).cos()
+}
+
 /// The standard normal distribution, to seven digits (Abramowitz and Stegun, 26.2.17).
 fn cumulated(x: f64) -> f64 {
     let t = 1.0 / (1.0 + 0.231_641_9 * x.abs());
@@ -77,7 +77,15 @@ mod tests {
     fn settings(p50: u64, p99: u64) -> ModelSettings {
         let ms = Duration::from_millis;
         let spell = SlowSpell { from: ms(1_000), to: ms(2_000), factor: 10.0, fail: Some(1.0) };
-        ModelSettings { chains: None, p50: ms(p50), p99: ms(p99), fail: 0.0, slow: vec![spell] }
+        ModelSettings {
+            chains: None,
+            p50: ms(p50),
+            p99: ms(p99),
+            fail: 0.0,
+            slow: vec![spell],
+            change: None,
+            zipf: false,
+        }
     }
 
     #[test]

@@ -7,6 +7,9 @@ use roundelay_engine::enroll::Entity;
 use roundelay_model::pacing::key::KeyPath;
 use wildmatch::WildMatch;
 
+/// The part of a modelled payload that says what the entity is worth.
+const WEIGHT: &str = "weight";
+
 /// The chains of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Population {
@@ -18,6 +21,8 @@ pub enum Population {
         queues: Vec<String>,
         /// The parts of a job that the throttles of these queues have a limit for: each chain has its own.
         keys: Vec<KeyPath>,
+        /// What they are worth falls as in Zipf's law.
+        zipf: bool,
     },
     /// These.
     Listed(Vec<Entity>),
@@ -41,7 +46,7 @@ impl Population {
         }
         let throttles = queues.iter().filter_map(|queue| config.throttles.get(config.queues[queue].throttle.as_ref()?));
         let keys = throttles.filter_map(|throttle| throttle.key.clone()).collect();
-        Ok(Self::Counted { chains, queues, keys })
+        Ok(Self::Counted { chains, queues, keys, zipf: settings.model.zipf })
     }
 
     /// These chains of a kind.
@@ -58,6 +63,14 @@ impl Population {
         match self {
             Self::Counted { chains, .. } => *chains,
             Self::Listed(entities) => entities.len() as u64,
+        }
+    }
+
+    /// A template for what an entity of this kind is worth.
+    pub(super) fn weight(&self, kind: &KindSettings) -> Option<String> {
+        match self {
+            Self::Counted { zipf, .. } => zipf.then(|| format!("{{{{ {WEIGHT} }}}}")),
+            Self::Listed(_) => kind.fresh()?.weight.clone(),
         }
     }
 
@@ -91,10 +104,13 @@ impl Population {
     /// All of them, in batches of at most `size`.
     pub(super) fn batches(self, size: usize) -> Box<dyn Iterator<Item = Vec<Entity>> + Send> {
         match self {
-            Self::Counted { chains, queues, keys } => {
+            Self::Counted { chains, queues, keys, zipf } => {
                 let payload = move |n: u64| {
                     let mut payload = serde_json::Value::Null;
                     keys.iter().for_each(|key| key.write(&mut payload, &n.to_string()));
+                    if zipf {
+                        payload[WEIGHT] = (1.0 / (n + 1) as f64).into();
+                    }
                     payload.to_string()
                 };
                 let one = move |n: u64| Entity {
@@ -214,6 +230,19 @@ mod tests {
         assert_eq!(population.assumed_keys(), ["payload.channel"]);
         let payloads: Vec<String> = population.batches(2).flatten().map(|entity| entity.payload).collect();
         assert_eq!(payloads, [r#"{"channel":"0"}"#, r#"{"channel":"1"}"#, r#"{"channel":"2"}"#]);
+    }
+
+    #[test]
+    fn weights_fall_as_in_zipfs_law() {
+        let text = "[queues.q]\n[kinds.sync]\nqueue = \"q\"\nmodel.weights = \"zipf\"\nfresh = { budget = \"9/1h\", min = \"1m\", max = \"1h\" }";
+        let config = Config::parse(text, "test", []).unwrap();
+        let population = Population::counted(&config, "sync", 4).unwrap();
+        let weight = population.weight(&config.kinds["sync"]).unwrap();
+        let worth = |entity: Entity| {
+            let payload = serde_json::from_str(&entity.payload).unwrap();
+            roundelay_config::weight_of(Some(&weight), &payload).unwrap()
+        };
+        assert_eq!(population.batches(9).flatten().map(worth).collect::<Vec<_>>(), [1.0, 0.5, 1.0 / 3.0, 0.25]);
     }
 
     #[test]

@@ -1,19 +1,21 @@
 //! The modelled handler of a kind, and what is noted of its runs.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
-use roundelay_config::KindSettings;
+use roundelay_config::{KindSettings, weight_of};
 use roundelay_handler::{Context, Handler};
 use roundelay_model::clock::{Clock, Entropy, Time};
 use roundelay_model::job::Job;
-use roundelay_model::outcome::Outcome;
-use roundelay_model::schedule::{From, Rhythm};
+use roundelay_model::outcome::{Change, Outcome, Yield};
+use roundelay_model::schedule::{From, Rhythm, phase};
 use tokio::time::sleep;
 
 use super::ages::{Ages, Lengths};
+use super::changes::Changes;
 use super::gates::Gates;
 use super::model::Model;
 use super::pace::Pace;
@@ -23,6 +25,19 @@ use super::pace::Pace;
 pub(super) struct Span {
     pub from: Time,
     pub end: Time,
+}
+
+impl Span {
+    /// How far the beginning is from midnight, in seconds.
+    fn midnight(self) -> f64 {
+        self.from.as_millis().rem_euclid(86_400_000) as f64 / 1_000.0
+    }
+
+    /// The second half: chains have had the first to learn. In seconds from the beginning.
+    pub fn measured(self) -> Range<f64> {
+        let length = self.end.since(self.from).as_secs_f64();
+        length / 2.0..length
+    }
 }
 
 /// What is noted of a kind.
@@ -37,6 +52,10 @@ pub(super) struct Noted {
     pub pace: Pace,
     /// Handlers that run now.
     pub running: u64,
+    /// How many were started in each hour.
+    pub hours: Vec<u64>,
+    /// How right what is known of the entities is, if they change.
+    pub changes: Option<Changes>,
 }
 
 /// A kind's handler in a simulation.
@@ -50,6 +69,9 @@ pub(super) struct Recorder {
     /// It has a time box, and keeps to it.
     boxed: bool,
     dice: Entropy,
+    seed: u64,
+    /// A template for what an entity is worth.
+    weight: Option<String>,
     noted: Arc<Mutex<Noted>>,
     /// Starts of all kinds.
     all: Arc<Mutex<Pace>>,
@@ -57,11 +79,12 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
+    /// Of a kind whose entities are worth what the template `weight` says. `seed` decides the rates at which they change.
     pub fn new(
-        kind: &KindSettings,
+        (kind, weight): (&KindSettings, Option<String>),
         span: Span,
         clock: Clock,
-        dice: Entropy,
+        (seed, dice): (u64, Entropy),
         pace: Pace,
         all: Arc<Mutex<Pace>>,
         gates: Arc<Gates>,
@@ -73,8 +96,10 @@ impl Recorder {
         });
         let boxed = kind.recurrence.as_ref().is_some_and(|recurrence| recurrence.time_box.is_some());
         let model = Arc::new(Model::new(&kind.model));
-        let noted = Noted { starts: 0, firsts: 0, late: Lengths::new(), ages: Ages::new(), pace, running: 0 };
-        Self { span, clock, model, jitter, boxed, dice, noted: Arc::new(Mutex::new(noted)), all, gates }
+        let changes = kind.model.change.map(|change| Changes::new(change, span.midnight(), span.measured()));
+        let (late, ages, hours) = (Lengths::new(), Ages::new(), Vec::new());
+        let noted = Noted { starts: 0, firsts: 0, late, ages, pace, running: 0, hours, changes };
+        Self { span, clock, model, jitter, boxed, dice, seed, weight, noted: Arc::new(Mutex::new(noted)), all, gates }
     }
 
     pub fn noted(&self) -> MutexGuard<'_, Noted> {
@@ -92,6 +117,10 @@ impl Recorder {
         let mut noted = self.noted();
         noted.starts += 1;
         noted.pace.start(at);
+        let hour = (at.as_secs() / 3_600) as usize;
+        let hours = noted.hours.len().max(hour + 1);
+        noted.hours.resize(hours, 0);
+        noted.hours[hour] += 1;
         // A further attempt waits for its backoff, and is not late for that.
         if job.attempt == 1 {
             noted.firsts += 1;
@@ -102,11 +131,19 @@ impl Recorder {
         at
     }
 
-    fn worked(&self, job: &Job) {
+    /// Notes a success. Answers whether the entity has changed since the one before, if that is modelled.
+    fn worked(&self, job: &Job) -> Option<Change> {
         let now = self.clock.now();
-        if let Some(tick) = job.tick.filter(|_| now < self.span.end) {
-            self.noted().ages.success(tick.epoch, now);
-        }
+        let tick = job.tick.filter(|_| now < self.span.end)?;
+        let mut noted = self.noted();
+        noted.ages.success(tick.epoch, now);
+        let at = now.since(self.span.from).as_secs_f64();
+        let changed = noted.changes.as_mut()?.visit(tick.epoch, at, &self.dice, || {
+            let seed = self.seed ^ phase(&job.kind, &job.key).to_bits();
+            // As the engine takes it, which says so.
+            (seed, weight_of(self.weight.as_deref(), &job.payload).unwrap_or(1.0))
+        })?;
+        Some(if changed { Change::Changed } else { Change::Same })
     }
 }
 
@@ -132,7 +169,9 @@ impl Handler for Recorder {
         if fails {
             return Outcome::retry("the model's dice");
         }
-        self.worked(&job);
-        Outcome::Done
+        match self.worked(&job) {
+            None => Outcome::Done,
+            change => Outcome::DoneWith(Yield { change, ..Yield::default() }),
+        }
     }
 }

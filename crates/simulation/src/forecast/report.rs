@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::Plan;
 use super::capacity::{interval, period};
 use super::fleet::Fleet;
+use super::fresh::{self, FreshReport};
 use super::gates::{Gates, ThrottleReport};
 use super::pace::{Pace, Series};
 use super::recorder::Span;
@@ -52,6 +53,9 @@ pub struct KindReport {
     pub backlog: u64,
     /// The busiest second by the mean, after the kind's first period.
     pub peak_to_mean: Option<f64>,
+    /// How right what is known of its entities is, if their changes are modelled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fresh: Option<FreshReport>,
     /// How often attempts ended otherwise than well, by verdict and reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub reasons: BTreeMap<String, u64>,
@@ -97,6 +101,16 @@ impl Report {
         self.kinds.values().map(|kind| kind.starts).sum()
     }
 
+    /// Notes what the [uniform plan](Plan::uniform) came to.
+    pub fn compare(&mut self, uniform: &Self) {
+        for (name, kind) in &mut self.kinds {
+            let other = uniform.kinds.get(name).and_then(|kind| kind.fresh.as_ref());
+            if let Some(fresh) = kind.fresh.as_mut().filter(|fresh| fresh.best.is_some()) {
+                fresh.uniform = other.map(|other| other.learned);
+            }
+        }
+    }
+
     /// Chains, over all kinds.
     pub fn chains(&self) -> u64 {
         self.kinds.values().map(|kind| kind.chains).sum()
@@ -121,6 +135,7 @@ pub(super) fn make(plan: &Plan, seen: &Seen<'_>) -> Report {
     let mut warnings = plan.assumed.clone();
     warnings.extend(seen.before.iter().cloned());
     let verdicts = seen.fleet.verdicts();
+    let mut fresh = fresh::reports(plan, &seen.fleet.recorders, seen.span);
     let (mut kinds, mut series) = (BTreeMap::new(), BTreeMap::new());
     for (name, recorder) in &seen.fleet.recorders {
         let Some(population) = plan.populations.get(name) else { continue };
@@ -138,6 +153,7 @@ pub(super) fn make(plan: &Plan, seen: &Seen<'_>) -> Report {
             never: noted.ages.never(chains),
             backlog: seen.waiting.get(name).copied().unwrap_or_default(),
             peak_to_mean: noted.pace.peak_to_mean().map(rounded),
+            fresh: fresh.remove(name),
             reasons: ended.reasons(),
         };
         warnings.extend(judged(plan, name, &report, noted.firsts, &ended));

@@ -75,6 +75,7 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration) -> bool) -> Result<Rep
     plan.config.ledger.history = REMEMBERED;
     plan.config.worker.listen = None;
     plan.config.api.listen = None;
+    let mut weights = plan.weigh();
     let broker = EmbeddedBroker::new(Names::new(&plan.config.broker.prefix));
     broker.apply(&plan.config.topology()).await?;
     let ledger = SqliteLedger::open(&LedgerUrl::Memory, clock.clone(), &dice)?;
@@ -93,7 +94,8 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration) -> bool) -> Result<Rep
         let own = first_periods.get(name).filter(counts).copied().unwrap_or_default();
         let pace = Pace::new(plan.length, own);
         let dice = Entropy::seeded(dice.below(usize::MAX) as u64);
-        (name.clone(), Recorder::new(kind, span, clock.clone(), dice, pace, all.clone(), gates.clone()))
+        let (of, dice) = ((kind, weights.remove(name).flatten()), (plan.seed, dice));
+        (name.clone(), Recorder::new(of, span, clock.clone(), dice, pace, all.clone(), gates.clone()))
     });
     let recorders = recorders.collect();
     let mut fleet = Fleet {
@@ -195,7 +197,8 @@ fn enroll(plan: &mut Plan, fleet: &Fleet, gridded: bool) -> Result<Enrolling, St
         let (connection, connections) = fleet.connections();
         let mut enroller = Enroller::new(&fleet.config, connections, kind, plan.spread, true)?;
         // From here on only their number is of interest.
-        let counted = Population::Counted { chains: population.chains(), queues: Vec::new(), keys: Vec::new() };
+        let counted =
+            Population::Counted { chains: population.chains(), queues: Vec::new(), keys: Vec::new(), zipf: false };
         let batches = std::mem::replace(population, counted).batches(BATCH);
         let task = async move {
             for batch in batches {

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use roundelay_model::clock::Time;
 
+use super::changes::Quality;
+use super::fresh::FreshReport;
 use super::report::{Quantiles, Report};
 use super::words::{figure, grouped, spoken, spoken_seconds};
 
@@ -58,6 +60,7 @@ fn write_report(report: &Report, out: &mut String) -> std::fmt::Result {
         let peak = kind.peak_to_mean.map_or("-".into(), figure);
         writeln!(out, "{:<names$} {late} {age} {peak:>6}", short(name))?;
     }
+    write_fresh(report, names, out)?;
     for (name, kind) in &report.kinds {
         for (reason, count) in &kind.reasons {
             writeln!(out, "{:<names$} {:>9} {reason}", short(name), grouped(*count))?;
@@ -79,6 +82,48 @@ fn write_report(report: &Report, out: &mut String) -> std::fmt::Result {
             throttle.most,
             throttle.allow
         )?;
+    }
+    Ok(())
+}
+
+/// How right what is known of entities is, beside what else could be.
+fn write_fresh(report: &Report, names: usize, out: &mut String) -> std::fmt::Result {
+    let told: Vec<(&String, &FreshReport)> =
+        report.kinds.iter().filter_map(|(name, kind)| Some((name, kind.fresh.as_ref()?))).collect();
+    if told.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "\n{:<names$} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9}  {}",
+        "kind", "right", "best", "uniform", "outdated", "best", "uniform", "calls an hour"
+    )?;
+    for (name, fresh) in told {
+        let right = |of: Option<Quality>| of.map_or("-".into(), |of| format!("{:.3}", of.freshness));
+        let age = |of: Option<Quality>| of.map_or("-".into(), |of| spoken_seconds(of.age_s).replace("days", "d"));
+        let (learned, best, uniform) = (Some(fresh.learned), fresh.best, fresh.uniform);
+        let calls = fresh.calls.map_or("-".into(), |calls| format!("{:.2} to {:.2}", calls.least, calls.most));
+        let (right, age) = ([learned, best, uniform].map(right), [learned, best, uniform].map(age));
+        writeln!(
+            out,
+            "{:<names$} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9}  {calls}",
+            short(name),
+            right[0],
+            right[1],
+            right[2],
+            age[0],
+            age[1],
+            age[2]
+        )?;
+        if let Some(uniform) = uniform {
+            writeln!(
+                out,
+                "{:<names$} {} of the right time and {} of the age that one interval for all comes to",
+                "",
+                figure(fresh.learned.freshness / uniform.freshness),
+                figure(fresh.learned.age_s / uniform.age_s)
+            )?;
+        }
     }
     Ok(())
 }

@@ -48,6 +48,12 @@ impl Limits {
         rates.fold(f64::INFINITY, f64::min)
     }
 
+    /// How many slots per second there are in the long run: somewhat fewer than [`Self::rate`], for each may be used late.
+    pub fn pace(&self) -> f64 {
+        let rates = self.windows().map(|window| f64::from(window.allow) * 1e6 / self.stretched(window));
+        rates.fold(f64::INFINITY, f64::min)
+    }
+
     /// For how many starts one start may count at most.
     pub fn max_cost(&self) -> u32 {
         self.windows().map(|window| window.allow).min().unwrap_or(1)

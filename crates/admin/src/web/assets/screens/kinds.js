@@ -65,6 +65,15 @@ export const kinds = {
         ],
       })),
       ctx.data.budgets.length > 0 && h("p", { class: "hint" }, "Right: the share of time in which what is known of an entity is right; age: for how long it has been out of date. Both are expected of what was learned, by weight."),
+      rows.filter(({ intervals }) => intervals).map(({ kind, intervals }) => section(`Where the calls of ${kind} go`, table({
+        label: `Where the calls of ${kind} go`, rows: intervals, keyOf: ({ from_ms: from }) => from, empty: "",
+        columns: [
+          { head: "Interval", row: true, cell: ({ from_ms: from, to_ms: until }) => `${from > 0 ? span(from) : "0 s"} to ${span(until)}` },
+          { head: "Chains", num: true, cell: ({ chains }) => `about ${count(Math.round(chains))}` },
+          { head: "Share of calls", num: true, cell: ({ calls }) => percent(calls) },
+          { head: "Share of weight", num: true, cell: ({ weight }) => percent(weight) },
+        ],
+      }))),
       h("p", { class: "hint" },
         "Attempts that ended: what is retried ends more than once. Failure rate: of all attempts, those that failed or are retried. ",
         "Took and late by: the median, and below it what one in a hundred reaches. ",
