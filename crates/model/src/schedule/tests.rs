@@ -82,7 +82,7 @@ fn a_table_of_what_follows() {
     for (label, schedule, (nominal, started, finished), expected) in table {
         let next = next(&schedule, ran(nominal, started, finished)).unwrap();
         let expected =
-            Occurrence { nominal: at(expected.0), due: at(expected.1), overlapped: expected.2, misfired: expected.3 };
+            Occurrence { nominal: at(expected.0), due: at(expected.1), overlapped: expected.2, misfired: expected.3, excluded: 0 };
         assert_eq!(next, expected, "{label}");
     }
 }
@@ -263,6 +263,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
             spread_phase,
             overlap,
             misfire: Misfire { policy, window: window.map(s), spread: s(5) },
+            excluded: Exclusions::default(),
         },
     )
 }
