@@ -8,6 +8,7 @@ use roundelay_broker::BrokerUrl;
 use roundelay_handler::exec::ExecSettings;
 use roundelay_handler::http::HttpSettings;
 use roundelay_model::pacing::ThrottleSettings;
+use roundelay_model::schedule::{Exclusions, Rhythm};
 
 use crate::recurrence::Recurrence;
 use crate::settings::{Config, HandlerSettings, KindSettings};
@@ -141,9 +142,9 @@ fn said(settings: &impl std::fmt::Debug) -> String {
 }
 
 /// The settings of a schedule that say when a sleeping chain wakes.
-fn when(recurrence: &Option<Recurrence>) -> Option<(&roundelay_model::schedule::Rhythm, Duration, bool)> {
+fn when(recurrence: &Option<Recurrence>) -> Option<(&Rhythm, Duration, bool, &Exclusions)> {
     let schedule = &recurrence.as_ref()?.schedule;
-    Some((&schedule.rhythm, schedule.jitter, schedule.spread_phase))
+    Some((&schedule.rhythm, schedule.jitter, schedule.spread_phase, &schedule.excluded))
 }
 
 #[cfg(test)]

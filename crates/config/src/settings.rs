@@ -16,13 +16,14 @@ use roundelay_model::lanes::{Lanes, MAX_LANES};
 use roundelay_model::outcome::RetryPolicy;
 use roundelay_model::pacing::ThrottleSettings;
 use roundelay_model::policy::Policies;
+use roundelay_model::schedule::calendar::Days;
 use roundelay_model::schedule::{Pace, Rhythm, Schedule};
 use roundelay_model::topology::{Names, Topology};
 
 use crate::check::INTERNAL;
 use crate::{
-    ApiSettings, FreshSettings, ModelSettings, OwnSchedule, Reconcile, Recurrence, RosterSettings, TracingSettings,
-    UniqueUntil, throttle,
+    ApiSettings, CalendarSettings, FreshSettings, ModelSettings, OwnSchedule, Reconcile, Recurrence, RosterSettings,
+    TracingSettings, UniqueUntil, calendars, throttle,
 };
 
 /// Checked settings: what they name exists, and what they ask for is possible.
@@ -55,6 +56,9 @@ pub struct Config {
     /// Throttles by name.
     #[doc(hidden)]
     pub throttles: BTreeMap<String, ThrottleSettings>,
+    /// Calendars by name.
+    #[doc(hidden)]
+    pub calendars: BTreeMap<String, CalendarSettings>,
     /// Kinds by name.
     #[doc(hidden)]
     pub kinds: BTreeMap<String, KindSettings>,
@@ -265,6 +269,15 @@ impl Config {
             if let Rhythm::Cron(cron) = rhythm {
                 *cron = cron.clone().paced(Some(pace));
             }
+        }
+    }
+
+    /// The days that were read of calendars by SQL, which the configuration itself does not have.
+    #[doc(hidden)]
+    pub fn take_days(&mut self, read: &BTreeMap<String, Days>) {
+        let book = calendars::book(&self.calendars, read);
+        for recurrence in self.kinds.values_mut().filter_map(|kind| kind.recurrence.as_mut()) {
+            recurrence.schedule.excluded.book.clone_from(&book);
         }
     }
 

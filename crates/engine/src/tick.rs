@@ -15,7 +15,7 @@ use roundelay_ledger::{
 use roundelay_model::clock::{Time, short_duration};
 use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::FailedItem;
-use roundelay_model::guard::Refusal;
+use roundelay_model::guard::{Guard, Refusal};
 use roundelay_model::job::{ChainRef, Envelope, Job, Tick};
 use roundelay_model::outcome::{Course, Decision, NewJob, Next, Outcome, Verdict};
 use roundelay_model::progress::Progress;
@@ -158,7 +158,10 @@ impl Core {
             session: 0,
             again: false,
             takeover,
-            guard: kind.recurrence.as_ref().map(|recurrence| recurrence.guard(self.catch_up.slack)).unwrap_or_default(),
+            guard: match &kind.recurrence {
+                Some(recurrence) => recurrence.guard(self.catch_up.slack, &self.ledger.wall_clock()),
+                None => Guard::default(),
+            },
             recurs: kind.recurrence.is_some(),
             prepared: 0,
             ahead,

@@ -245,7 +245,12 @@ mod tests {
             ("far enough", gap.clone(), past(50, 99, 100), None),
             ("too close", gap.clone(), past(51, 99, 100), Some(Refusal::TooSoon { since: s(49), least: s(50) })),
             ("another interval", gap.with_own(r#"{"every":"59s"}"#), past(51, 99, 100), None),
-            ("what it cannot read", gap.with_own("[1]"), past(51, 99, 100), Some(Refusal::TooSoon { since: s(49), least: s(50) })),
+            (
+                "what it cannot read",
+                gap.with_own("[1]"),
+                past(51, 99, 100),
+                Some(Refusal::TooSoon { since: s(49), least: s(50) }),
+            ),
             ("the first", gap, past(0, 0, 100), None),
             ("cool", cooldown.clone(), past(99, 50, 100), None),
             ("hot", cooldown.clone(), past(99, 51, 100), Some(Refusal::Cooldown { since: s(49), least: s(50) })),
@@ -257,7 +262,12 @@ mod tests {
             ("its own", own(r#"{"every":"9s","quiet":[]}"#), past(0, 0, 100), None),
             ("those of its kind", own(r#"{"every":"9s"}"#), past(0, 0, 100), Some(Refusal::Excluded { until })),
             ("in a zone of its own", own(r#"{"every":"9s","zone":"Asia/Tokyo"}"#), past(0, 0, 100), None),
-            ("a calendar that is gone", own(r#"{"quiet":"","except":"x"}"#), past(0, 0, 100), Some(Refusal::Excluded { until })),
+            (
+                "a calendar that is gone",
+                own(r#"{"quiet":"","except":"x"}"#),
+                past(0, 0, 100),
+                Some(Refusal::Excluded { until }),
+            ),
             ("late", late, past(99, 99, 49), Some(Refusal::Late { by: s(51) })),
         ];
         for (label, guard, past, expected) in table {

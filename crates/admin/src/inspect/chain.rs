@@ -162,6 +162,8 @@ pub struct AttemptReport {
     pub overlapped: u32,
     /// Occurrences that were left out because nothing could start.
     pub misfired: u32,
+    /// Occurrences that calendars left out.
+    pub excluded: u32,
     /// The last progress that the attempt has reported.
     pub progress: Option<ProgressReport>,
 }
@@ -169,7 +171,7 @@ pub struct AttemptReport {
 impl AttemptReport {
     pub fn of(record: AttemptRecord, wall_clock: &WallClock) -> Self {
         let AttemptRecord { fence, epoch, tick, attempt, worker, due, started, finished, .. } = record;
-        let AttemptRecord { verdict, reason, overlapped, misfired, progress, .. } = record;
+        let AttemptRecord { verdict, reason, overlapped, misfired, excluded, progress, .. } = record;
         Self {
             fence,
             epoch,
@@ -186,6 +188,7 @@ impl AttemptReport {
             reason,
             overlapped,
             misfired,
+            excluded,
             progress: progress.map(|progress| ProgressReport::of(progress, wall_clock)),
         }
     }

@@ -238,6 +238,7 @@ mod tests {
             reason: Some(SET_ASIDE.into()),
             overlapped: 0,
             misfired: 0,
+            excluded: 0,
             progress: None,
         }
     }

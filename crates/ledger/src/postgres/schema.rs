@@ -6,7 +6,7 @@ use tokio_postgres::{Client, Error};
 use super::connect::{Session, words};
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 20] = [
+const MIGRATIONS: [&str; 21] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out of order. Text is
     // compared byte by byte, so that an index does not depend on the system's locales. Pages have room to spare, since
     // most updates (a claim changes no indexed column) can then stay on their page and leave the indexes alone; that is
@@ -129,6 +129,7 @@ const MIGRATIONS: [&str; 20] = [
     SYNCHRONOUS,
     KIND_STATS,
     LEARNED,
+    EXCLUDED,
 ];
 
 /// Places that stay taken for a whole window are forgotten when that is over, with the history.
@@ -340,6 +341,11 @@ const KIND_STATS: &str = r#"
 
 /// What chains have learned of how often their entities change.
 const LEARNED: &str = "ALTER TABLE chains ADD COLUMN learned bytea";
+
+/// Occurrences that calendars have left out.
+const EXCLUDED: &str = "
+    ALTER TABLE attempts ADD COLUMN excluded int8 NOT NULL DEFAULT 0;
+    ALTER TABLE attempts_archive ADD COLUMN excluded int8 NOT NULL DEFAULT 0;";
 
 /// The sequences of epochs and fences go on from at least now, in microseconds since 1970. So they
 /// never go back, not even when the database was replaced by an older copy of itself: the numbers

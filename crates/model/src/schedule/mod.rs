@@ -26,8 +26,8 @@ use crate::clock::{Entropy, Time, short_duration};
 use crate::job;
 use crate::ladder::{jitter_points, jitter_rungs};
 use crate::wall_clock::WallClock;
-use calendar::bend::{self, Bend};
 pub use balance::{Balance, Balances};
+use calendar::bend::{self, Bend};
 pub use calendar::{Exclusions, OneOrMany, OwnExclusions, WhenExcluded};
 pub use cron::{Cron, Pace};
 pub use moved::{Asleep, Moved};
@@ -350,13 +350,7 @@ impl Schedule {
     }
 
     /// What follows a `delay` after `finished` that would be asked for again after each `interval`.
-    pub fn next_after(
-        &self,
-        delay: Duration,
-        finished: Time,
-        interval: Duration,
-        setting: Setting<'_>,
-    ) -> Occurrence {
+    pub fn next_after(&self, delay: Duration, finished: Time, interval: Duration, setting: Setting<'_>) -> Occurrence {
         let meant = finished + delay;
         if self.excluded.is_none() {
             return Occurrence { nominal: meant, due: meant, overlapped: 0, misfired: 0, excluded: 0 };
@@ -578,7 +572,8 @@ impl Schedule {
         }
         let wall = wall_clock.wall(nominal);
         let since = wall_clock.steady(bend::since(&self.excluded, wall));
-        let until = bend::until(&self.excluded, wall, wall + jitter).map(|until| wall_clock.steady(until - MILLISECOND));
+        let until =
+            bend::until(&self.excluded, wall, wall + jitter).map(|until| wall_clock.steady(until - MILLISECOND));
         (first.max(since), until.map_or(last, |until| last.min(until)))
     }
 

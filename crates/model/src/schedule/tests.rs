@@ -81,8 +81,13 @@ fn a_table_of_what_follows() {
     ];
     for (label, schedule, (nominal, started, finished), expected) in table {
         let next = next(&schedule, ran(nominal, started, finished)).unwrap();
-        let expected =
-            Occurrence { nominal: at(expected.0), due: at(expected.1), overlapped: expected.2, misfired: expected.3, excluded: 0 };
+        let expected = Occurrence {
+            nominal: at(expected.0),
+            due: at(expected.1),
+            overlapped: expected.2,
+            misfired: expected.3,
+            excluded: 0,
+        };
         assert_eq!(next, expected, "{label}");
     }
 }

@@ -258,7 +258,9 @@ impl<'a> Bend<'a> {
                 let (after, up_to) = (self.reached(day, at - MS), self.reached(day, last));
                 for part in self.block(day).into_iter().flat_map(|other| self.parts(other)) {
                     let from = after.map_or(part.from, |shown| part.time(shown) + MS).max(part.from);
-                    let until = if last == day.end - MS { part.until } else {
+                    let until = if last == day.end - MS {
+                        part.until
+                    } else {
                         up_to.map_or(part.from, |shown| part.time(shown) + MS).min(part.until)
                     };
                     total += self.plain(from - MS, until - MS);

@@ -155,8 +155,10 @@ impl FromStr for Hours {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("`{text}` are no hours; write \"09:00-17:00\", or \"22:00-06:00\" across midnight");
         let time = |text: &str| {
-            let (hour, minute) = text.trim().split_once(':').filter(|(hour, minute)| hour.len() <= 2 && minute.len() == 2)?;
-            let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<i64>().ok())?;
+            let (hour, minute) =
+                text.trim().split_once(':').filter(|(hour, minute)| hour.len() <= 2 && minute.len() == 2)?;
+            let digits =
+                |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<i64>().ok())?;
             let (hour, minute) = (digits(hour)?, digits(minute)?);
             (hour < 24 && minute < 60 || (hour, minute) == (24, 0)).then_some((hour * 60 + minute) * 60_000)
         };

@@ -84,7 +84,8 @@ pub fn parse(text: &str, zone: &TimeZone) -> Result<Events, String> {
                 if name == "VEVENT"
                     && let Some(event) = event.take()
                 {
-                    let named = if event.summary.is_empty() { String::new() } else { format!(" \"{}\"", event.summary) };
+                    let named =
+                        if event.summary.is_empty() { String::new() } else { format!(" \"{}\"", event.summary) };
                     let told = |why| format!("the event{named} that begins in line {}: {why}", event.line);
                     event.add_to(&mut events).map_err(told)?;
                 }
@@ -249,7 +250,9 @@ impl Event {
                     (None, None) => 1,
                 };
                 if length < 1 {
-                    return Err("it ends before it begins; the DTEND of an event of whole days is the day after it".into());
+                    return Err(
+                        "it ends before it begins; the DTEND of an event of whole days is the day after it".into()
+                    );
                 }
                 let gone = |date: &Date| self.except.iter().any(|except| except.date() == *date);
                 for date in dates.into_iter().filter(|date| !gone(date)) {

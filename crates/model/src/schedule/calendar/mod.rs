@@ -82,7 +82,8 @@ impl Local {
         let millis = |at: Timestamp| Time::from_millis(at.as_millisecond());
         // What precedes a moment does not count the moment itself.
         let next = at.checked_add(SignedDuration::from_millis(1)).unwrap_or(Timestamp::MAX);
-        let before = zone.preceding(next).next().map_or(Time::from_millis(i64::MIN), |change| millis(change.timestamp()));
+        let before =
+            zone.preceding(next).next().map_or(Time::from_millis(i64::MIN), |change| millis(change.timestamp()));
         let after = zone.following(at).next().map_or(Time::from_millis(i64::MAX), |change| millis(change.timestamp()));
         Self { offset: i64::from(zone.to_offset(at).seconds()) * 1_000, from: before, until: after }
     }
@@ -169,7 +170,12 @@ fn by_days(days: Option<&Days>, hours: &[Hours], time: Time, zone: &TimeZone) ->
 /// The first names that lead back to themselves by `except`, if there are any: calendars that would be made of
 /// themselves.
 pub fn circle(book: &Book) -> Option<Vec<String>> {
-    fn walk<'b>(book: &'b Book, name: &'b str, path: &mut Vec<&'b str>, done: &mut Vec<&'b str>) -> Option<Vec<String>> {
+    fn walk<'b>(
+        book: &'b Book,
+        name: &'b str,
+        path: &mut Vec<&'b str>,
+        done: &mut Vec<&'b str>,
+    ) -> Option<Vec<String>> {
         if let Some(at) = path.iter().position(|before| *before == name) {
             return Some(path[at..].iter().chain([&name]).map(|name| (*name).to_owned()).collect());
         }
@@ -177,9 +183,8 @@ pub fn circle(book: &Book) -> Option<Vec<String>> {
             return None;
         }
         path.push(name);
-        let found = book.get(name).and_then(|calendar| {
-            calendar.except.iter().find_map(|other| walk(book, other, path, done))
-        });
+        let found =
+            book.get(name).and_then(|calendar| calendar.except.iter().find_map(|other| walk(book, other, path, done)));
         path.pop();
         done.push(name);
         found

@@ -1,7 +1,7 @@
 //! Rules of iCalendar that events recur by (RFC 5545, 3.3.10): the part that calendars of holidays and of meetings use.
 
-use jiff::civil::{Date, Weekday, date};
 use jiff::ToSpan;
+use jiff::civil::{Date, Weekday, date};
 
 /// What recurs for ever is known until the end of this year.
 const LAST_YEAR: i16 = 2100;
@@ -70,7 +70,8 @@ impl Rule {
                 "BYMONTH" => rule.by_month = numbers(1, 12)?,
                 "BYMONTHDAY" => rule.by_month_day = numbers(-31, 31)?,
                 "BYDAY" => {
-                    rule.by_day = value.split(',').map(|text| weekday(text).ok_or_else(wrong)).collect::<Result<_, _>>()?;
+                    rule.by_day =
+                        value.split(',').map(|text| weekday(text).ok_or_else(wrong)).collect::<Result<_, _>>()?;
                 }
                 "WKST" => week = value,
                 _ => return Err(format!("{name} is not understood")),

@@ -32,7 +32,8 @@ fn hours(texts: &[&str]) -> Vec<Hours> {
 
 /// Quiet hours, business days, and holidays.
 fn rules(quiet: &[&str], only: Option<Calendar>, except: Option<Calendar>, zone: &str) -> Exclusions {
-    let (names, mut book) = (|there: bool, name: &str| there.then(|| name.to_owned()).into_iter().collect(), Book::new());
+    let (names, mut book) =
+        (|there: bool, name: &str| there.then(|| name.to_owned()).into_iter().collect(), Book::new());
     let (has_only, has_except) = (only.is_some(), except.is_some());
     book.extend(only.map(|calendar| ("office".to_owned(), calendar)));
     book.extend(except.map(|calendar| ("holidays".to_owned(), calendar)));
@@ -94,7 +95,8 @@ fn what_is_no_day_or_hour_says_what_to_write() {
 #[test]
 fn calendars_that_are_made_of_themselves_are_found() {
     let of = |except: &[&str]| Calendar { except: except.iter().map(|e| (*e).into()).collect(), ..Calendar::default() };
-    let book = |all: &[(&str, &[&str])]| all.iter().map(|(name, except)| ((*name).into(), of(except))).collect::<Book>();
+    let book =
+        |all: &[(&str, &[&str])]| all.iter().map(|(name, except)| ((*name).into(), of(except))).collect::<Book>();
     assert_eq!(circle(&book(&[("a", &["b", "c"]), ("b", &["c"]), ("c", &[])])), None);
     let found = circle(&book(&[("a", &["b"]), ("b", &["c"]), ("c", &["b"])])).unwrap();
     assert_eq!(found.join(" "), "b c b");
@@ -259,18 +261,32 @@ fn any_case() -> impl Strategy<Value = Case> {
     ];
     let span = || prop::option::of((0_i64..96, 0_i64..96).prop_filter("some hours", |(from, until)| from != until));
     let when = prop_oneof![Just(WhenExcluded::Skip), Just(WhenExcluded::Next), Just(WhenExcluded::Previous)];
-    let interval = prop_oneof![Just(7_i64), Just(10), Just(45), Just(60), Just(91), Just(720), Just(1_440), Just(2_880), 5_i64..3_000];
+    let interval = prop_oneof![
+        Just(7_i64),
+        Just(10),
+        Just(45),
+        Just(60),
+        Just(91),
+        Just(720),
+        Just(1_440),
+        Just(2_880),
+        5_i64..3_000
+    ];
     let cron = prop_oneof![
-        Just("*/20 * * * *"), Just("30 2 * * *"), Just("15 9 * * *"), Just("0 20 * * 6"), Just("0 10,20 * * 0"),
-        Just("40 23 * * 5,6"), Just("5 */4 * * *")
+        Just("*/20 * * * *"),
+        Just("30 2 * * *"),
+        Just("15 9 * * *"),
+        Just("0 20 * * 6"),
+        Just("0 10,20 * * 0"),
+        Just("40 23 * * 5,6"),
+        Just("5 */4 * * *")
     ];
     let holidays = prop::collection::vec((6_i64..18, 1_i64..5), 0..3);
-    (place, 0_i64..4, span(), any::<bool>(), span(), holidays, when, interval, 0_i64..1_440, prop::option::of(cron)).prop_map(
-        |((zone, day), shift, quiet, weekdays, office, holidays, when, interval, offset, cron)| {
+    (place, 0_i64..4, span(), any::<bool>(), span(), holidays, when, interval, 0_i64..1_440, prop::option::of(cron))
+        .prop_map(|((zone, day), shift, quiet, weekdays, office, holidays, when, interval, offset, cron)| {
             let begin = (parse_day(day).unwrap() - DAYS / 2 + shift) * 1_440;
             Case { zone, begin, quiet, weekdays, office, holidays, when, interval, offset, cron }
-        },
-    )
+        })
 }
 
 fn quarter(n: i64) -> String {
@@ -303,7 +319,8 @@ impl Case {
             if from < until { (from <= shown && shown < until, false) } else { (shown >= from, shown < until) }
         };
         let quiet = self.quiet.map(within).is_some_and(|(today, yesterday)| today || yesterday);
-        let weekday = |back: i64| !self.weekdays || (at.weekday().to_monday_zero_offset() as i64 - back).rem_euclid(7) < 5;
+        let weekday =
+            |back: i64| !self.weekdays || (at.weekday().to_monday_zero_offset() as i64 - back).rem_euclid(7) < 5;
         let office = self.office.map_or(weekday(0), |hours| {
             let (today, yesterday) = within(hours);
             today && weekday(0) || yesterday && weekday(1)

@@ -1,0 +1,156 @@
+//! `[calendars]`: sets of days and hours, checked. The files that they name are read here; queries are read by workers.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::tz::TimeZone;
+use roundelay_model::job::check_name;
+use roundelay_model::schedule::OneOrMany;
+use roundelay_model::schedule::calendar::{Book, Calendar, Days, circle, ics, zone};
+
+use super::raw;
+use crate::problems::{Problems, TEN_YEARS, known};
+use crate::roster::{self, RosterSource};
+
+/// A database is not asked more often than this.
+const MIN_EVERY: Duration = Duration::from_secs(1);
+/// How the text of an iCalendar file begins.
+const ICS: &str = "BEGIN:VCALENDAR";
+
+/// A calendar of the configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CalendarSettings {
+    /// What the configuration itself says of it.
+    pub fixed: Calendar,
+    /// Where further days are read.
+    pub sql: Option<SqlCalendar>,
+}
+
+/// A query whose rows are days.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SqlCalendar {
+    /// The database, and the query.
+    pub source: RosterSource,
+    /// How long after one reading the next begins.
+    pub every: Duration,
+}
+
+/// Whether `ics` is the text of a calendar itself, and no path.
+pub(crate) fn is_text(ics: &str) -> bool {
+    ics.trim_start().starts_with(ICS)
+}
+
+/// All calendars, with the days that were read of some. One that has not been read yet has no days but those of the
+/// configuration.
+pub(crate) fn book(calendars: &BTreeMap<String, CalendarSettings>, read: &BTreeMap<String, Days>) -> Arc<Book> {
+    let with_days = |(name, settings): (&String, &CalendarSettings)| {
+        let mut calendar = settings.fixed.clone();
+        if let (Some(days), Some(_)) = (read.get(name), &settings.sql) {
+            let all = calendar.days.get_or_insert_default();
+            all.dates.extend(&days.dates);
+            all.yearly.extend(&days.yearly);
+        }
+        (name.clone(), calendar)
+    };
+    Arc::new(calendars.iter().map(with_days).collect())
+}
+
+/// The checked calendars; `file` reads the text of a file.
+pub(super) fn check(
+    problems: &mut Problems,
+    raw: BTreeMap<String, raw::Calendar>,
+    file: &dyn Fn(&Path) -> Result<String, String>,
+) -> BTreeMap<String, CalendarSettings> {
+    let names: Vec<String> = raw.keys().cloned().collect();
+    let mut calendars = BTreeMap::new();
+    for (name, raw) in raw {
+        let at = |key: &'static str| ["calendars", &*name, key];
+        if let Err(error) = check_name("name", &name) {
+            problems.add(&["calendars", &name], error.to_string());
+        }
+        let sql = raw.sql.map(|sql| check_sql(problems, &name, sql));
+        let names_days = !raw.dates.is_empty() || raw.weekdays.is_some() || raw.ics.is_some() || sql.is_some();
+        if !names_days && raw.hours.is_none() {
+            problems
+                .add(&["calendars", &name], "names nothing; set `dates`, `weekdays`, `ics`, `sql` or `hours` in it");
+        }
+        let mut calendar = Calendar::default();
+        let own_zone = raw.zone.as_deref().map(zone).transpose();
+        calendar.zone = own_zone.unwrap_or_else(|why| {
+            problems.add(&at("zone"), why);
+            None
+        });
+        let mut days = Days::default();
+        for text in &raw.dates {
+            days.add(text).unwrap_or_else(|why| problems.add(&at("dates"), why));
+        }
+        if let Some(weekdays) = &raw.weekdays {
+            match weekdays.parse() {
+                Ok(weekdays) => days.weekdays = weekdays,
+                Err(why) => problems.add(&at("weekdays"), why),
+            }
+        }
+        if let Some(text) = &raw.ics {
+            let zone = calendar.zone.clone().unwrap_or(TimeZone::UTC);
+            let read = match is_text(text) {
+                true => ics::parse(text, &zone),
+                false => file(Path::new(text))
+                    .and_then(|read| ics::parse(&read, &zone).map_err(|why| format!("{text}: {why}"))),
+            };
+            match read {
+                Ok(events) => {
+                    days.dates.extend(events.days);
+                    calendar.times = events.times;
+                }
+                Err(why) => problems.add(&at("ics"), why),
+            }
+        }
+        calendar.days = names_days.then_some(days);
+        calendar.hours = hours(problems, &at("hours"), raw.hours.as_ref());
+        calendar.except = calendars_named(problems, &at("except"), raw.except.as_ref(), names.iter());
+        calendars.insert(name, CalendarSettings { fixed: calendar, sql });
+    }
+    if let Some(path) = circle(&book(&calendars, &BTreeMap::new())) {
+        let message = format!("goes in a circle: {}; take one of these out of another", path.join(", without "));
+        problems.add(&["calendars", &path[0], "except"], message);
+    }
+    calendars
+}
+
+fn check_sql(problems: &mut Problems, name: &str, sql: raw::CalendarSql) -> SqlCalendar {
+    let at = |key: &'static str| ["calendars", name, "sql", key];
+    problems.range(&at("every"), sql.every.0, MIN_EVERY, TEN_YEARS);
+    SqlCalendar { source: roster::query(problems, &at("url"), &at("query"), sql.url, &sql.query), every: sql.every.0 }
+}
+
+/// The hours that a setting names.
+pub(super) fn hours(
+    problems: &mut Problems,
+    path: &[&str],
+    raw: Option<&OneOrMany>,
+) -> Vec<roundelay_model::schedule::calendar::Hours> {
+    let mut hours = Vec::new();
+    for text in raw.iter().flat_map(|raw| raw.texts()) {
+        match text.parse() {
+            Ok(found) => hours.push(found),
+            Err(why) => problems.add(path, why),
+        }
+    }
+    hours
+}
+
+/// The calendars that a setting names.
+pub(super) fn calendars_named<'k>(
+    problems: &mut Problems,
+    path: &[&str],
+    raw: Option<&OneOrMany>,
+    there: impl Iterator<Item = &'k String> + Clone,
+) -> Vec<String> {
+    let names: Vec<String> = raw.iter().flat_map(|raw| raw.texts()).map(Into::into).collect();
+    for name in &names {
+        known(problems, path, name, "calendars", there.clone());
+    }
+    names
+}
