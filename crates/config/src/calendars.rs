@@ -1,18 +1,21 @@
 //! `[calendars]`: sets of days and hours, checked. The files that they name are read here; queries are read by workers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::tz::TimeZone;
+use roundelay_model::clock::{Entropy, Time};
 use roundelay_model::job::check_name;
-use roundelay_model::schedule::OneOrMany;
 use roundelay_model::schedule::calendar::{Book, Calendar, Days, circle, ics, zone};
+use roundelay_model::schedule::{Balance, OneOrMany, Setting};
+use roundelay_model::wall_clock::WallClock;
 
 use super::raw;
 use crate::problems::{Problems, TEN_YEARS, known};
 use crate::roster::{self, RosterSource};
+use crate::settings::Config;
 
 /// A database is not asked more often than this.
 const MIN_EVERY: Duration = Duration::from_secs(1);
@@ -117,6 +120,32 @@ pub(super) fn check(
         problems.add(&["calendars", &path[0], "except"], message);
     }
     calendars
+}
+
+/// What is right about calendars, and hardly meant: one that no kind names, and a kind that they leave no occurrence in
+/// the next year.
+pub fn doubtful_calendars(config: &Config, now: Time) -> Vec<String> {
+    const YEAR: Duration = Duration::from_secs(366 * 86_400);
+    let schedules =
+        || config.kinds.iter().filter_map(|(name, kind)| Some((name, kind.recurrence.as_ref()?.beginning())));
+    let by_kinds = schedules().flat_map(|(_, of)| of.excluded.names().map(ToOwned::to_owned).collect::<Vec<_>>());
+    let by_others = config.calendars.values().flat_map(|calendar| calendar.fixed.except.iter().cloned());
+    let named: BTreeSet<String> = by_kinds.chain(by_others).collect();
+    let unused = config.calendars.keys().filter(|name| !named.contains(*name));
+    let unused = unused.map(|name| {
+        format!(
+            "no kind names the calendar {name}: set kinds.NAME.except or kinds.NAME.only, unless schedules of single chains \
+             name it"
+        )
+    });
+    let empty = schedules().filter(|(_, of)| !of.excluded.is_none()).filter_map(|(name, of)| {
+        let (balance, dice, wall_clock) = (Balance::default(), Entropy::seeded(0), WallClock::default());
+        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &wall_clock };
+        let first = of.first(now, Duration::ZERO, setting).map(|first| first.due);
+        let comes = first.is_some_and(|first| first.since(now) <= YEAR && !of.excluded.excludes(first));
+        (!comes).then(|| format!("the calendars of the kind {name} leave it no occurrence in the next year ({of})"))
+    });
+    unused.chain(empty).collect()
 }
 
 fn check_sql(problems: &mut Problems, name: &str, sql: raw::CalendarSql) -> SqlCalendar {

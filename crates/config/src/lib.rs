@@ -39,7 +39,7 @@ pub mod tracing;
 mod unpaced;
 
 pub use api::{ApiSettings, is_loopback};
-pub use calendars::{CalendarSettings, SqlCalendar};
+pub use calendars::{CalendarSettings, SqlCalendar, doubtful_calendars};
 pub use check::{INTERNAL, MAX_HELD, internal_kind};
 pub use error::{ConfigError, Problem};
 pub use fresh::{Calls, FreshSettings};

@@ -257,7 +257,8 @@ impl<'a> ChainRun<'a> {
     fn new(core: &'a Core, work: Work<'a>, chain: &'a ChainRef, grant: Grant, lease: &'a Lease<'a>) -> Self {
         let Envelope { kind, key, .. } = work.envelope;
         let mut schedule = if grant.once { None } else { schedule_of_chain(&work, &grant) };
-        let fresh = work.kind.fresh().filter(|_| grant.schedule.is_none());
+        let leaves_times = |own: &String| OwnSchedule::parse(own).is_ok_and(|own| !own.names_times());
+        let fresh = work.kind.fresh().filter(|_| grant.schedule.as_ref().is_none_or(leaves_times));
         let visit = fresh.zip(schedule.as_mut()).map(|(fresh, schedule)| {
             let visit = Visit::new(fresh, &core.prices, grant.learned.as_deref(), (grant.at, grant.last_start));
             *schedule = fresh::schedule(schedule, visit.every(fresh));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use roundelay_config::{Config, OwnSchedule, schedule_of_kind};
+use roundelay_engine::calendars::with_days;
 use roundelay_engine::holds::Holds;
 use roundelay_engine::monitor::stuck;
 use roundelay_engine::overslept;
@@ -241,6 +242,7 @@ pub async fn look(
     ledger: &dyn Ledger,
     asked: &BrokerStatus,
 ) -> Result<Entity, LedgerError> {
+    let config = &*with_days(config, ledger).await?;
     let chains = ledger.chains(kind.into(), key.into()).await?;
     let failures = ledger.failures_of(kind.into(), key.into()).await?;
     let running = ledger.running(kind.into(), key.into()).await?;
@@ -469,7 +471,9 @@ fn ahead(chain: &ChainView, config: &Config, wall_clock: &WallClock) -> (Option<
         return (None, Vec::new());
     };
     let recurrence = config.kinds.get(&chain.hint.kind).and_then(|kind| kind.recurrence.as_ref());
-    if let Some(recurrence) = recurrence.filter(|recurrence| recurrence.fresh.is_some() && chain.schedule.is_none()) {
+    let leaves_times = |own: &String| OwnSchedule::parse(own).is_ok_and(|own| !own.names_times());
+    let learns = chain.schedule.as_ref().is_none_or(leaves_times);
+    if let Some(recurrence) = recurrence.filter(|recurrence| recurrence.fresh.is_some() && learns) {
         // What comes after the next tick is decided when that has run.
         return (
             Some(format!("{}: {}", recurrence.words(), learned(chain.learned.as_deref(), wall_clock))),

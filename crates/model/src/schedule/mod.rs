@@ -266,8 +266,43 @@ impl Schedule {
         (share > 0.0).then(|| Duration::try_from_secs_f64(plain.as_secs_f64() / share).unwrap_or(Duration::MAX))
     }
 
+    /// Why what sleeps comes no sooner, where calendars are the reason, for a person: `the next tick is 06:00: 02:13 is in
+    /// the quiet hours 22:00-06:00 (Asia/Tokyo)`. `place` is the chain's phase.
+    pub fn because(&self, asleep: Asleep, now: Time, place: f64, wall_clock: &WallClock) -> Option<String> {
+        if self.excluded.is_none() {
+            return None;
+        }
+        let (today, due) = (wall_clock.wall(now), wall_clock.wall(asleep.due));
+        let comes = Exclusions::shown(&self.excluded.zone(), due, today);
+        let place = Place { phase: if self.spread_phase { place } else { 0.0 }, ahead: wall_clock.ahead() };
+        let last = asleep.last_start.max(asleep.last_finish);
+        let grid = |time: Time| shifted(time, if self.follows_the_wall() { wall_clock.ahead() } else { 0 });
+        let anchor = if last == Time::default() { asleep.nominal } else { grid(asleep.last_start) };
+        if let Some(why) = self.excluded.why(due, today) {
+            let fixed = matches!(self.rhythm, Rhythm::At(_) | Rhythm::Every { from: From::Finish, .. });
+            let over = if fixed {
+                self.excluded.allowed_from(due).is_none()
+            } else {
+                self.after(anchor, grid(now), place).is_none()
+            };
+            return Some(match over {
+                true => format!("no occurrence in the next ten years is allowed: {why}; it looks again at {comes}"),
+                false => format!("{why}, so the tick will not start then"),
+            });
+        }
+        // What would have come after the last run; or else what would come now.
+        let plain = match &self.rhythm {
+            Rhythm::Every { interval, from: From::Finish } => Some(wall_clock.wall(asleep.last_finish + *interval)),
+            Rhythm::At(at) => Some(*at),
+            _ => self.plain_after(anchor, anchor, place.phase).map(|next| shifted(next, self.ahead(place))),
+        };
+        let moments = plain.into_iter().chain([today]).filter(|wall| *wall < due && *wall + LOOK_AGAIN * 7 > today);
+        let why = moments.filter_map(|wall| self.excluded.why(wall, today)).next()?;
+        Some(format!("the next tick is {comes}: {why}"))
+    }
+
     /// The share of the time to come, from 0 to 1, that calendars do not exclude.
-    fn allowed_share(&self, wall: Time) -> f64 {
+    pub fn allowed_share(&self, wall: Time) -> f64 {
         if self.excluded.is_none() {
             return 1.0;
         }

@@ -39,8 +39,14 @@ struct Load {
 }
 
 /// How often a chain of this kind is to run from `begin` on, if its schedule says so; on average,
-/// where that is the wall clock.
+/// where that is the wall clock, or calendars exclude a part of the time.
 pub(super) fn interval(kind: &KindSettings, begin: Time) -> Option<Duration> {
+    let share = kind.recurrence.as_ref()?.schedule.allowed_share(begin);
+    let plain = plain_interval(kind, begin)?;
+    (share > 0.0).then(|| Duration::try_from_secs_f64(plain.as_secs_f64() / share).unwrap_or(Duration::MAX))
+}
+
+fn plain_interval(kind: &KindSettings, begin: Time) -> Option<Duration> {
     let Rhythm::Cron(cron) = &kind.recurrence.as_ref()?.schedule.rhythm else {
         return kind.recurrence.as_ref()?.schedule.interval(begin, &WallClock::default());
     };
