@@ -470,3 +470,160 @@ fn what_calendars_exclude_for_ever_has_an_end() {
     }
     assert_eq!(Bend::new(&quiet, &plain, None).after(at), None, "each of them is excluded");
 }
+
+// ---- Against another implementation ----
+
+/// The table's folder has the program that made it.
+#[test]
+fn a_year_of_business_days_in_three_zones() {
+    let table = include_str!("business_days/2026.txt");
+    let germany = days("", &include_str!("business_days/germany.txt").lines().collect::<Vec<_>>());
+    let by_events = |text: &str| {
+        let events = ics::parse(text, &TimeZone::UTC).unwrap();
+        assert!(events.times.is_empty());
+        Days { dates: events.days.into_iter().collect(), ..Days::default() }
+    };
+    let holidays: BTreeMap<&str, Days> = BTreeMap::from([
+        ("Europe/Berlin", germany),
+        ("America/New_York", by_events(include_str!("business_days/united-states.ics"))),
+        ("Asia/Tokyo", by_events(include_str!("business_days/japan.ics"))),
+    ]);
+    let mut compared = 0;
+    for line in table.lines() {
+        let (place, moments) = line.split_once(": ").unwrap();
+        let (zone, month) = place.split_once(' ').unwrap();
+        let office = Calendar { days: Some(days("mon-fri", &[])), ..Calendar::default() };
+        let holidays = Calendar { days: Some(holidays[zone].clone()), ..Calendar::default() };
+        let rules = rules(&[], Some(office), Some(holidays), zone);
+        let daily = super::super::Cron::parse("0 9 * * *", Some(zone)).unwrap();
+        let plain = |at: Time| daily.after(at);
+        let bend = Bend::new(&rules, &plain, None);
+        let expected: Vec<Time> = moments.split(' ').map(|at| time(&format!("{month}-{at}:00Z"))).collect();
+        let mut at = expected[0] - MS;
+        for moment in &expected {
+            let next = bend.after(at).unwrap();
+            assert_eq!(next, *moment, "{zone}: after {at}");
+            at = next;
+        }
+        compared += expected.len();
+    }
+    assert_eq!(table.lines().count(), 36);
+    assert!(compared > 740, "{compared} business days");
+}
+
+// ---- iCalendar ----
+
+fn event(lines: &str) -> Result<ics::Events, String> {
+    let text = format!("BEGIN:VCALENDAR\nBEGIN:VEVENT\nSUMMARY:Party\n{lines}\nEND:VEVENT\nEND:VCALENDAR\n");
+    ics::parse(&text, &tz("Europe/Berlin"))
+}
+
+fn dates(lines: &str) -> Vec<String> {
+    event(lines).unwrap().days.into_iter().map(|day| super::days::date_of(day).to_string()).collect()
+}
+
+#[test]
+fn a_table_of_events_of_whole_days() {
+    for (lines, expected) in [
+        ("DTSTART;VALUE=DATE:20261225", "2026-12-25"),
+        ("DTSTART:20261225\nDTEND:20261227", "2026-12-25 2026-12-26"),
+        ("DTSTART;VALUE=DATE:20261225\nDURATION:P2D", "2026-12-25 2026-12-26"),
+        (
+            "DTSTART;VALUE=DATE:20261231\nRRULE:FREQ=YEARLY;COUNT=2\nDTEND;VALUE=DATE:20270102",
+            "2026-12-31 2027-01-01 2027-12-31 2028-01-01",
+        ),
+        ("DTSTART;VALUE=DATE:20240229\nRRULE:FREQ=YEARLY;UNTIL=20331231", "2024-02-29 2028-02-29 2032-02-29"),
+        (
+            "DTSTART;VALUE=DATE:20260105\nRRULE:FREQ=WEEKLY;INTERVAL=2;BYDAY=MO,FR;COUNT=4",
+            "2026-01-05 2026-01-09 2026-01-19 2026-01-23",
+        ),
+        ("DTSTART;VALUE=DATE:20260107\nRRULE:FREQ=WEEKLY;UNTIL=20260121T000000Z", "2026-01-07 2026-01-14 2026-01-21"),
+        ("DTSTART;VALUE=DATE:20260107\nRRULE:FREQ=WEEKLY;COUNT=3\nEXDATE;VALUE=DATE:20260114", "2026-01-07 2026-01-21"),
+        ("DTSTART;VALUE=DATE:20260131\nRRULE:FREQ=MONTHLY;COUNT=3", "2026-01-31 2026-03-31 2026-05-31"),
+        ("DTSTART;VALUE=DATE:20260131\nRRULE:FREQ=MONTHLY;BYMONTHDAY=-1;COUNT=3", "2026-01-31 2026-02-28 2026-03-31"),
+        ("DTSTART;VALUE=DATE:20260130\nRRULE:FREQ=MONTHLY;BYDAY=-1FR;COUNT=3", "2026-01-30 2026-02-27 2026-03-27"),
+        (
+            "DTSTART;VALUE=DATE:20260213\nRRULE:FREQ=MONTHLY;BYMONTHDAY=13;BYDAY=FR;COUNT=3",
+            "2026-02-13 2026-03-13 2026-11-13",
+        ),
+        ("DTSTART;VALUE=DATE:20260102\nRRULE:FREQ=DAILY;INTERVAL=3;COUNT=3", "2026-01-02 2026-01-05 2026-01-08"),
+        (
+            "DTSTART;VALUE=DATE:20260102\nRRULE:FREQ=DAILY;BYDAY=SA,SU;UNTIL=20260104",
+            "2026-01-02 2026-01-03 2026-01-04",
+        ),
+        ("DTSTART;VALUE=DATE:20261225\nSTATUS:CANCELLED", ""),
+        // A folded line, and what is of an alarm.
+        ("DTSTART;VALUE=DA\n TE:20261225\nBEGIN:VALARM\nDURATION:PT5M\nEND:VALARM", "2026-12-25"),
+    ] {
+        assert_eq!(dates(lines).join(" "), expected, "{lines}");
+    }
+    // What recurs for ever is known for long.
+    assert_eq!(dates("DTSTART;VALUE=DATE:20261225\nRRULE:FREQ=YEARLY").last().map(String::as_str), Some("2100-12-25"));
+}
+
+#[test]
+fn a_table_of_events_with_times() {
+    for (lines, expected) in [
+        ("DTSTART:20260105T090000Z\nDTEND:20260105T100000Z", "2026-01-05T09:00:00Z/2026-01-05T10:00:00Z"),
+        (
+            "DTSTART;TZID=America/New_York:20260105T090000\nDURATION:PT1H30M",
+            "2026-01-05T14:00:00Z/2026-01-05T15:30:00Z",
+        ),
+        // Without a zone, that of the calendar.
+        ("DTSTART:20260705T090000\nDTEND:20260705T100000", "2026-07-05T07:00:00Z/2026-07-05T08:00:00Z"),
+        // The same wall-clock time before and after a change of the clock.
+        (
+            "DTSTART;TZID=\"Europe/Berlin\":20260322T230000\nDTEND;TZID=Europe/Berlin:20260323T010000\nRRULE:FREQ=WEEKLY;COUNT=2",
+            "2026-03-22T22:00:00Z/2026-03-23T00:00:00Z 2026-03-29T21:00:00Z/2026-03-29T23:00:00Z",
+        ),
+        (
+            "DTSTART:20260105T090000Z\nDTEND:20260105T100000Z\nRRULE:FREQ=DAILY;UNTIL=20260107T085959Z\nEXDATE:20260106T090000Z",
+            "2026-01-05T09:00:00Z/2026-01-05T10:00:00Z",
+        ),
+        // Those that touch are one.
+        (
+            "DTSTART:20260105T000000Z\nDURATION:P1D\nRRULE:FREQ=DAILY;COUNT=3",
+            "2026-01-05T00:00:00Z/2026-01-08T00:00:00Z",
+        ),
+    ] {
+        let times = event(lines).unwrap().times;
+        let words: Vec<String> =
+            times.iter().map(|(from, until)| format!("{from}/{until}").replace(".000", "")).collect();
+        assert_eq!(words.join(" "), expected, "{lines}");
+    }
+}
+
+#[test]
+fn what_is_not_understood_is_refused_with_its_line() {
+    let day = "DTSTART;VALUE=DATE:20261225\n";
+    for (lines, words) in [
+        ("DTSTART:2026-12-25".to_owned(), "line 4: `2026-12-25` is neither a date"),
+        (
+            "DTSTART;TZID=W. Europe Standard Time:20260105T090000".into(),
+            "its TZID `W. Europe Standard Time` is no IANA time zone",
+        ),
+        (format!("{day}RRULE:FREQ=SECONDLY"), "line 5: RRULE:FREQ=SECONDLY: FREQ=SECONDLY is not understood"),
+        (format!("{day}RRULE:FREQ=YEARLY;BYSETPOS=1"), "BYSETPOS is not understood"),
+        (format!("{day}RRULE:FREQ=YEARLY;BYDAY=MO"), "understood with BYMONTH only"),
+        (format!("{day}RRULE:FREQ=WEEKLY;INTERVAL=2;WKST=SU"), "WKST"),
+        (format!("{day}RRULE:INTERVAL=2"), "it has no FREQ"),
+        (format!("{day}RRULE:FREQ=YEARLY;COUNT=x"), "`COUNT=x` cannot be read"),
+        (format!("{day}RDATE:20261226"), "line 5: RDATE is not understood"),
+        (format!("{day}RECURRENCE-ID:20261226"), "RECURRENCE-ID"),
+        (
+            format!("{day}DTEND;VALUE=DATE:20261225"),
+            "the event \"Party\" that begins in line 2: it ends before it begins",
+        ),
+        ("SUMMARY:x".into(), "it has no DTSTART"),
+        ("DTSTART:20260105T090000Z".into(), "it has neither DTEND nor DURATION"),
+        ("DTSTART:20260105T090000Z\nDTEND;VALUE=DATE:20260106".into(), "begins with a time, and ends with a date"),
+        ("no colon".into(), "line 4: `no colon` has no `:`"),
+        ("END:VTODO".into(), "END:VTODO ends nothing"),
+    ] {
+        let told = event(&lines).unwrap_err();
+        assert!(told.contains(words), "{lines}: {told}");
+    }
+    assert!(ics::parse("key,day\n", &TimeZone::UTC).unwrap_err().contains("is it an iCalendar file?"));
+    assert!(ics::parse("X:1\n", &TimeZone::UTC).unwrap_err().contains("no BEGIN:VCALENDAR"));
+    assert!(ics::parse("BEGIN:VCALENDAR\nBEGIN:VEVENT\n", &TimeZone::UTC).unwrap_err().contains("not whole"));
+}
