@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use roundelay::Outcome;
 use roundelay::clock::Time;
-use roundelay::ledger::{AttemptRecord, ListFilter, NewChain, Protocol, Reports, Search};
+use roundelay::ledger::{AttemptRecord, ListFilter, NewChain, Reports, Search};
 use roundelay::{Config, Engine};
 use tokio::sync::mpsc;
 

@@ -183,3 +183,74 @@ pub(super) fn calendars_named<'k>(
     }
     names
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn time(text: &str) -> Time {
+        crate::at_time(text).unwrap()
+    }
+
+    #[test]
+    fn days_that_are_read_are_added_to_those_of_the_configuration() {
+        let text = "[calendars.off]\ndates = [\"2026-12-25\"]\nsql = { url = \"sqlite://x\", query = \"SELECT 1\" }\n\
+                    [calendars.fixed]\ndates = [\"2026-12-25\"]\n[kinds.k]\nevery = \"1h\"\nexcept = [\"off\", \"fixed\"]\n";
+        let mut config = Config::parse(text, "here", []).unwrap();
+        let mut days = Days::default();
+        days.add("2026-12-24").unwrap();
+        let excludes = |config: &Config, name: &str, at: &str| {
+            let book = &config.kinds["k"].recurrence.as_ref().unwrap().schedule.excluded.book;
+            book[name].piece(time(at), &TimeZone::UTC, book).inside
+        };
+        assert!(!excludes(&config, "off", "2026-12-24T12:00:00Z") && excludes(&config, "off", "2026-12-25T12:00:00Z"));
+        config.take_days(&[("off".to_owned(), days.clone()), ("fixed".to_owned(), days)].into());
+        assert!(excludes(&config, "off", "2026-12-24T12:00:00Z") && excludes(&config, "off", "2026-12-25T12:00:00Z"));
+        assert!(!excludes(&config, "fixed", "2026-12-24T12:00:00Z"), "it is read from nowhere");
+        config.take_days(&BTreeMap::new());
+        assert!(!excludes(&config, "off", "2026-12-24T12:00:00Z"), "what was read before is gone");
+    }
+
+    #[test]
+    fn what_is_hardly_meant_is_noted() {
+        let notes =
+            |text: &str| doubtful_calendars(&Config::parse(text, "here", []).unwrap(), time("2026-01-01T00:00:00Z"));
+        let calendars =
+            "[calendars.off]\ndates = [\"12-25\"]\n[calendars.office]\nweekdays = \"mon-fri\"\nexcept = \"off\"\n";
+        let kind = |settings: &str| format!("{calendars}[kinds.k]\n{settings}\n");
+        assert_eq!(notes(&kind("every = \"1h\"\nonly = \"office\"")), [""; 0]);
+        let unused = notes(&kind("every = \"1h\""));
+        assert!(unused.len() == 1 && unused[0].contains("no kind names the calendar office"), "{unused:?}");
+        for settings in [
+            "cron = \"0 23 * * *\"\nonly = \"office\"\nquiet = \"22:00-06:00\"",
+            "every = \"1h\"\nonly = \"office\"\nquiet = [\"00:00-12:00\", \"12:00-24:00\"]",
+            "at = \"2026-12-25T12:00:00Z\"\nonly = \"office\"",
+            "at = \"2030-01-07T12:00:00Z\"\nonly = \"office\"",
+        ] {
+            let empty = notes(&kind(settings));
+            assert!(
+                empty.len() == 1 && empty[0].contains("of the kind k leave it no occurrence"),
+                "{settings}: {empty:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_shown_of_a_configuration_has_the_text_of_its_files() {
+        let ics = "BEGIN:VCALENDAR\r\nBEGIN:VEVENT\r\nDTSTART;VALUE=DATE:20261225\r\nEND:VEVENT\r\nEND:VCALENDAR\r\n";
+        let folder = tempfile::tempdir().unwrap();
+        let (file, text) = (folder.path().join("off.ics"), folder.path().join("r.toml"));
+        std::fs::write(&file, ics).unwrap();
+        std::fs::write(&text, format!("[calendars.off]\nics = \"{}\"\n", file.display())).unwrap();
+        let config = Config::load(&text).unwrap();
+        let again = Config::parse(&config.shown, "again", []).unwrap();
+        assert_eq!(config.calendars, again.calendars);
+        assert_eq!(config.calendars["off"].fixed.days.as_ref().map(|days| days.dates.len()), Some(1));
+        std::fs::write(&file, ics.replace("20261225", "soon")).unwrap();
+        let told = Config::load(&text).unwrap_err().to_string();
+        assert!(
+            told.contains("r.toml:2: calendars.off.ics: ") && told.contains("off.ics: line 3: `soon` is neither"),
+            "{told}"
+        );
+    }
+}

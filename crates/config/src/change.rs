@@ -24,6 +24,8 @@ pub struct Change {
     pub moved: BTreeSet<String>,
     /// Throttles that allow something else, or another way.
     pub throttles: BTreeMap<String, ThrottleSettings>,
+    /// A calendar is another.
+    pub calendars: bool,
     /// There are other keys, or another one seals.
     pub keys: bool,
     /// What stays as it was until the worker is started again.
@@ -37,6 +39,7 @@ pub fn compare(old: &Config, new: &Config) -> Change {
         changed: Vec::new(),
         moved: BTreeSet::new(),
         throttles: BTreeMap::new(),
+        calendars: old.calendars != new.calendars,
         keys: old.encryption != new.encryption,
         fixed: Vec::new(),
     };
@@ -131,8 +134,8 @@ fn of_handler(kind: &str, was: &HandlerSettings, is: &HandlerSettings) -> Vec<St
 /// What a change comes to: taken over at once, or (false) only with a restart; nothing when all is as it was.
 #[cfg(test)]
 pub fn comes_to(old: &Config, new: &Config) -> Option<bool> {
-    let Change { changed, throttles, fixed, keys, .. } = compare(old, new);
-    let same = fixed.is_empty() && changed.is_empty() && throttles.is_empty() && !keys;
+    let Change { changed, throttles, fixed, calendars, keys, .. } = compare(old, new);
+    let same = fixed.is_empty() && changed.is_empty() && throttles.is_empty() && !calendars && !keys;
     (!same).then_some(fixed.is_empty())
 }
 

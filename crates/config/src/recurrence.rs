@@ -536,6 +536,39 @@ mod tests {
     }
 
     #[test]
+    fn what_a_chains_own_says_of_calendars_takes_the_place_of_its_kinds() {
+        let text = "[calendars.off]\ndates = [\"12-25\"]\n[calendars.office]\nweekdays = \"mon-fri\"\n[kinds.k]\nevery = \"1h\"\n\
+                    quiet = \"22:00-06:00\"\nzone = \"Europe/Berlin\"\nexcept = \"off\"\n";
+        let config = crate::Config::parse(text, "here", []).unwrap();
+        let recurrence = config.kinds["k"].recurrence.as_ref().unwrap();
+        for (own, expected) in [
+            ("5m", "every 5m, quiet 22:00-06:00 (Europe/Berlin), except `off`"),
+            ("0 3 * * *", "cron 0 3 * * * Europe/Berlin, quiet 22:00-06:00 (Europe/Berlin), except `off`"),
+            (r#"{"quiet":"20:00-08:00"}"#, "every 1h, quiet 20:00-08:00 (Europe/Berlin), except `off`"),
+            (r#"{"zone":"Asia/Tokyo"}"#, "every 1h, quiet 22:00-06:00 (Asia/Tokyo), except `off`"),
+            (r#"{"quiet":"","except":[],"only":["office"]}"#, "every 1h, only `office`"),
+            (
+                r#"{"every":"9s","when_excluded":"next"}"#,
+                "every 9s, quiet 22:00-06:00 (Europe/Berlin), except `off`, else the next time",
+            ),
+        ] {
+            let own = OwnSchedule::from_words(own).unwrap();
+            let schedule = OwnSchedule::parse(&own.text()).and_then(|own| recurrence.with_own(&own)).unwrap();
+            assert_eq!(schedule.to_string(), expected);
+        }
+        for (own, words) in [
+            (r#"{"except":["of"]}"#, "there is no [calendars.of]"),
+            (r#"{"quiet":"22-6"}"#, "`quiet`: `22-6` are no hours"),
+            (r#"{"every":"5m","zone":"Berlin"}"#, "`zone`: `Berlin` is not a time zone"),
+            (r#"{"every":"5m","zone":"UTC","quiet":"","except":""}"#, "`zone` goes with `cron`, `quiet`"),
+            (r#"{"jitter":"1s","quiet":""}"#, "it needs one of `every`, `cron` and `at`"),
+        ] {
+            let told = OwnSchedule::parse(own).and_then(|own| recurrence.with_own(&own)).unwrap_err();
+            assert!(told.contains(words), "{own}: {told}");
+        }
+    }
+
+    #[test]
     fn a_table_of_schedules_of_a_chains_own() {
         let every = |secs| Schedule::fixed_delay(Duration::from_secs(secs), Duration::ZERO);
         let cron = |zone| Schedule { rhythm: Rhythm::Cron(Cron::parse("0 3 * * *", zone).unwrap()), ..every(1) };

@@ -75,7 +75,7 @@ pub async fn run(
             next.take_days(&days);
             let change = compare(&current, &next);
             moving.extend(change.moved.iter().cloned());
-            let other_calendars = current.calendars != next.calendars;
+            let calendars = change.calendars;
             current.kinds.clone_from(&change.kinds);
             current.calendars = next.calendars;
             current.throttles.extend(change.throttles.clone());
@@ -85,7 +85,7 @@ pub async fn run(
             needs.orders.take_over(current.clone());
             if let Some(chores) = &needs.chores {
                 chores.take_over(current.clone());
-                if other_calendars && let Err(error) = chores.begin().await {
+                if calendars && let Err(error) = chores.begin().await {
                     tracing::warn!(%error, "failed to begin reading calendars; it is tried again within minutes");
                 }
             }
@@ -120,7 +120,7 @@ async fn tell_sealing(needs: &Needs, sealed: bool) {
 }
 
 fn take_over(needs: &Needs, change: Change) {
-    let Change { kinds, changed, moved, throttles, keys, fixed } = change;
+    let Change { kinds, changed, moved, throttles, calendars, keys, fixed } = change;
     needs.throttles.take_over(&throttles);
     let throttles: Vec<&String> = throttles.keys().collect();
     for setting in &fixed {
@@ -135,7 +135,7 @@ fn take_over(needs: &Needs, change: Change) {
     next.extend(shared(kinds));
     *current = Arc::new(next);
     drop(current);
-    tracing::info!(?changed, rescheduled = ?moved, ?throttles, keys, "the configuration was read again");
+    tracing::info!(?changed, rescheduled = ?moved, ?throttles, calendars, keys, "the configuration was read again");
 }
 
 /// Moves the chains of these kinds to where their schedules have them. What goes wrong is tried again.

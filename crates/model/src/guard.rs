@@ -17,6 +17,9 @@ use utoipa::ToSchema;
 use crate::clock::{Time, parse_duration, short_duration};
 use crate::schedule::{Exclusions, OwnExclusions};
 
+/// What is known of the wall clock may be wrong by as much.
+const MAX_SKEW: Duration = Duration::from_micros(crate::clock::MAX_SKEW.unsigned_abs());
+
 /// What the guards of a kind ask for; by default nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Guard {
@@ -170,7 +173,8 @@ impl Guard {
     pub fn refuses(&self, past: Past, now: Time) -> Option<Refusal> {
         let never = Time::default();
         let wall = Time::from_millis(now.as_millis().saturating_add(self.ahead));
-        if self.excluded.excludes(wall) {
+        // A worker knows to within this what the wall clock shows, and what is due at the end of excluded time may start.
+        if self.excluded.excludes(wall) && self.excluded.excludes(wall + MAX_SKEW) {
             let until = self.excluded.allowed_from(wall).map(|until| now + until.since(wall));
             return Some(Refusal::Excluded { until });
         }

@@ -347,8 +347,8 @@ impl Schedule {
                 next.or_else(|| self.looks_again(now, now, setting.phase))?
             }
         };
-        // A phase of its own spreads a fleet already, and the first tick of all others has its place by `offset`.
-        let due = self.steady(nominal, setting.wall_clock);
+        let due = self.spread_out(self.steady(nominal, setting.wall_clock), setting);
+        let nominal = self.anchored(nominal, due, setting.wall_clock);
         Some(Occurrence { nominal, due, overlapped: 0, misfired: 0, excluded: 0 })
     }
 
@@ -381,7 +381,15 @@ impl Schedule {
             // They were not counted to the last either.
             false => 0,
         };
-        Some(Occurrence { excluded: fewer(excluded, gone), ..next })
+        let nominal = self.anchored(next.nominal, next.due, setting.wall_clock);
+        Some(Occurrence { nominal, excluded: fewer(excluded, gone), ..next })
+    }
+
+    /// The nominal time of what comes at `nominal` and is due then. An interval that has moved to the end of excluded time
+    /// with many others goes on from its own place there, or they would stay together.
+    fn anchored(&self, nominal: Time, due: Time, wall_clock: &WallClock) -> Time {
+        let has_no_place = matches!(self.rhythm, Rhythm::Every { .. }) && !self.spread_phase;
+        if has_no_place && due > nominal && self.was_postponed(wall_clock.wall(nominal)) { due } else { nominal }
     }
 
     /// What follows a `delay` after `finished` that would be asked for again after each `interval`.

@@ -116,7 +116,8 @@ impl Schedule {
         if on_grid && asleep.nominal <= next && self.explains(asleep.nominal, asleep.due, setting) {
             return Moved::Fits;
         }
-        Moved::To { nominal: next, due: self.bent(next, now, setting) }
+        let due = self.bent(next, now, setting);
+        Moved::To { nominal: self.anchored(next, due, setting.wall_clock), due }
     }
 }
 

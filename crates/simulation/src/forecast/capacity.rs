@@ -261,6 +261,15 @@ mod tests {
         warnings(&plan)
     }
 
+    #[test]
+    fn time_that_calendars_exclude_makes_the_mean_interval_longer() {
+        let text = "[calendars.office]\nweekdays = \"mon-fri\"\n[kinds.k]\nevery = \"1h\"\nquiet = \"20:00-08:00\"\n\
+                    [kinds.week]\ncron = \"@hourly\"\nonly = \"office\"\n[kinds.never]\nevery = \"1h\"\nquiet = \"00:00-24:00\"\n";
+        let config = Config::parse(text, "test", []).unwrap();
+        let minutes = |kind: &str| interval(&config.kinds[kind], Time::default()).map(|of| of.as_secs() / 60);
+        assert_eq!((minutes("k"), minutes("week"), minutes("never")), (Some(120), Some(84), None));
+    }
+
     const SHARED: &str = r#"
         [throttles.store]
         allow = 5
