@@ -163,10 +163,12 @@ async fn the_days_of_a_calendar_are_read_from_a_database() {
     world.until(min(30)).await;
     assert_eq!(starts(&world, "x"), [0; 0], "all of Monday is off");
     let chain = world.ledger.chains("k".into(), "x".into()).await.unwrap().remove(0);
-    assert_eq!(chain.hint.due, MONDAY + min(24 * 60 + 5), "by whole intervals");
+    let tuesday = MONDAY + min(24 * 60);
+    assert!((tuesday..tuesday + min(10)).contains(&chain.hint.due), "{}", chain.hint.due);
     database.execute_batch("DELETE FROM off").unwrap();
     world.until(min(60)).await;
-    assert_eq!(starts(&world, "x").first(), Some(&31), "the chain is moved when the day is gone");
+    let first = starts(&world, "x")[0];
+    assert!((30..43).contains(&first), "the chain is moved when the day is gone: {first}");
     // What cannot be read leaves the days that were read before in force.
     database.execute_batch("INSERT INTO off VALUES ('2026-01-05', '')").unwrap();
     world.until(min(70)).await;
@@ -208,7 +210,7 @@ async fn a_worker_begins_with_the_days_that_were_read_last() {
     let attempt = attempts_of(&world, "x").await.remove(0);
     let reason = "calendar: 00:05 is in the calendar `off` (UTC), until 2026-01-07 00:00";
     assert_eq!(attempt.reason.as_deref(), Some(reason));
-    assert_eq!(attempt.excluded, 286, "286 ticks of ten minutes until then");
+    assert_eq!(attempt.excluded, 287, "00:15, 00:25 and so on");
     let chain: Time = world.ledger.chains("k".into(), "x".into()).await.unwrap()[0].hint.due;
     assert_eq!(chain, MONDAY + min(2 * 1_440 + 5));
     world.stop().await;

@@ -466,11 +466,11 @@ fn exclusions(problems: &mut Problems, name: &str, kind: &raw::Recurrence, book:
         except: calendars::calendars_named(problems, &at("except"), kind.except.as_ref(), book.keys()),
         only: calendars::calendars_named(problems, &at("only"), kind.only.as_ref(), book.keys()),
         quiet: calendars::hours(problems, &at("quiet"), kind.quiet.as_ref()),
-        // That of a cron expression is said there to be wrong.
-        zone: kind.zone.as_deref().and_then(|name| zone_named(name).ok()),
+        // That of a cron expression is said there to be wrong. UTC is what counts without one.
+        zone: kind.zone.as_deref().filter(|name| *name != "UTC").and_then(|name| zone_named(name).ok()),
         when: kind.when_excluded.unwrap_or_default(),
     };
-    if let (Some(name), None, None) = (&kind.zone, &kind.cron, &excluded.zone)
+    if let (Some(name), None) = (&kind.zone, &kind.cron)
         && let Err(why) = zone_named(name)
     {
         problems.add(&at("zone"), why);
@@ -544,9 +544,9 @@ mod tests {
         for (own, expected) in [
             ("5m", "every 5m, quiet 22:00-06:00 (Europe/Berlin), except `off`"),
             ("0 3 * * *", "cron 0 3 * * * Europe/Berlin, quiet 22:00-06:00 (Europe/Berlin), except `off`"),
-            (r#"{"quiet":"20:00-08:00"}"#, "every 1h, quiet 20:00-08:00 (Europe/Berlin), except `off`"),
-            (r#"{"zone":"Asia/Tokyo"}"#, "every 1h, quiet 22:00-06:00 (Asia/Tokyo), except `off`"),
-            (r#"{"quiet":"","except":[],"only":["office"]}"#, "every 1h, only `office`"),
+            (r#"{"quiet":"20:00-08:00"}"#, "every 60m, quiet 20:00-08:00 (Europe/Berlin), except `off`"),
+            (r#"{"zone":"Asia/Tokyo"}"#, "every 60m, quiet 22:00-06:00 (Asia/Tokyo), except `off`"),
+            (r#"{"quiet":"","except":[],"only":["office"]}"#, "every 60m, only `office`"),
             (
                 r#"{"every":"9s","when_excluded":"next"}"#,
                 "every 9s, quiet 22:00-06:00 (Europe/Berlin), except `off`, else the next time",

@@ -231,8 +231,8 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
             "r.toml:2: calendars.c.ics: line 3: `soon` is neither a date",
         ),
         (
-            "[calendars.c]\ndates = [\"12-25\"]\nexcept = \"d\"\n",
-            "r.toml:3: calendars.c.except: there is no [calendars.d]; add",
+            "[calendars.c]\ndates = [\"12-25\"]\nexcept = \"holidays\"\n",
+            "r.toml:3: calendars.c.except: there is no [calendars.holidays]; add",
         ),
         (
             "[calendars.c]\ndates = [\"12-25\"]\nexcept = \"d\"\n[calendars.d]\nhours = \"9:00-17:00\"\nexcept = [\"c\"]\n",

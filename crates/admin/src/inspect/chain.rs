@@ -501,6 +501,8 @@ fn ahead(chain: &ChainView, config: &Config, wall_clock: &WallClock) -> (Option<
     let mut next = Vec::new();
     while next.len() < AHEAD
         && let Some(occurrence) = schedule.next(ran, setting)
+        // Where calendars allow nothing more, it is one at which the chain looks again.
+        && !schedule.excluded.excludes(wall_clock.wall(occurrence.due))
     {
         next.push(occurrence.due);
         ran = Ran { nominal: occurrence.nominal, started: occurrence.due, finished: occurrence.due };

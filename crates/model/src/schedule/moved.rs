@@ -116,6 +116,16 @@ impl Schedule {
         if on_grid && asleep.nominal <= next && self.explains(asleep.nominal, asleep.due, setting) {
             return Moved::Fits;
         }
+        let (wall_clock, first) = (setting.wall_clock, self.steady(next, setting.wall_clock));
+        let latest = first + self.postponed_by();
+        if asleep.nominal == asleep.due
+            && self.was_postponed(wall_clock.wall(first))
+            && (first..=latest).contains(&asleep.due)
+            && !self.excluded.excludes(wall_clock.wall(asleep.due))
+        {
+            // It has got its own place after the excluded time.
+            return Moved::Fits;
+        }
         let due = self.bent(next, now, setting);
         Moved::To { nominal: self.anchored(next, due, setting.wall_clock), due }
     }

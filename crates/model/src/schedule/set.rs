@@ -147,7 +147,7 @@ impl Schedule {
     }
 
     /// By how much what calendars postpone may be due after its nominal time.
-    fn postponed_by(&self) -> Duration {
+    pub(super) fn postponed_by(&self) -> Duration {
         let postpones = !self.excluded.is_none() && self.excluded.when == WhenExcluded::Next;
         if postpones { self.misfire.spread } else { Duration::ZERO }
     }

@@ -155,8 +155,10 @@ impl<'a> Bend<'a> {
                 });
                 return Some(moved.filter(|moved| asked < *moved && *moved < next).unwrap_or(next));
             }
-            let moved = self.before(self.since(next));
-            if moved > asked {
+            let begin = self.since(next);
+            let moved = self.before(begin);
+            // What has been excluded for a year has nowhere to go.
+            if moved > asked && !self.rules.excludes(begin - MS) {
                 return Some(moved);
             }
             // It would lie in the past.
