@@ -402,7 +402,7 @@ mod run {
             spawned: Vec::new(),
             failed: Vec::new(),
             ran: true,
-            left_out: (0, 0),
+            left_out: Default::default(),
             carry: None,
             learned: None,
             parent: Epoch::NONE,

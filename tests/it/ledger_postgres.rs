@@ -85,7 +85,7 @@ fn done(hint: &Hint, fence: Fence, at: Time) -> FinishRequest {
         spawned: Vec::new(),
         failed: Vec::new(),
         ran: true,
-        left_out: (0, 0),
+        left_out: Default::default(),
         carry: None,
         learned: None,
         parent: hint.parent,

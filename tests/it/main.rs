@@ -12,6 +12,7 @@ mod broker_contract;
 mod broker_rabbit;
 mod broker_tls;
 mod broker_users;
+mod calendars;
 mod catch_up;
 mod chaos_parts;
 mod cli;

@@ -131,20 +131,21 @@ impl World {
 
     /// A worker.
     pub async fn start(&mut self) {
-        self.begin(Engine::without_chores).await;
+        self.begin_with(Engine::without_chores).await;
     }
 
     /// A worker that also does what the engine does for itself.
     pub async fn start_with_chores(&mut self) {
-        self.begin(|engine| engine).await;
+        self.begin_with(|engine| engine).await;
     }
 
     /// The same, of a worker that takes over configurations.
     pub async fn start_following(&mut self, configurations: tokio::sync::mpsc::Receiver<Config>) {
-        self.begin(|engine| engine.configurations(configurations)).await;
+        self.begin_with(|engine| engine.configurations(configurations)).await;
     }
 
-    async fn begin(&mut self, set_up: impl FnOnce(Engine) -> Engine) {
+    /// A worker that is set up like this.
+    pub async fn begin_with(&mut self, set_up: impl FnOnce(Engine) -> Engine) {
         if self.connections.broker.parks() == Some(false) {
             self.connections.broker.apply(&self.config.topology()).await.unwrap();
         }

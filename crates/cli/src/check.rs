@@ -5,8 +5,8 @@ use clap::Args;
 use roundelay_admin::inspect::doctor::programs;
 use roundelay_broker::BrokerUrl;
 use roundelay_config::{
-    Config, HandlerSettings, KindSettings, Recurrence, RosterDatabase, RosterSource, Unpaced, schedule_of_kind,
-    throttles_of, unpaced,
+    Config, HandlerSettings, KindSettings, Recurrence, RosterDatabase, RosterSource, Unpaced, doubtful_calendars,
+    schedule_of_kind, throttles_of, unpaced,
 };
 use roundelay_handler::http;
 use roundelay_ledger::LedgerUrl;
@@ -56,6 +56,7 @@ impl Check {
         let raw: Vec<&String> = config.kinds.iter().filter(|(_, kind)| raw(kind)).map(|(name, _)| name).collect();
         let unshared = !config.tenants.is_empty() && !config.is_fair();
         let (programs, (rooms, short)) = (programs(&config), rooms(&config));
+        let calendars = doubtful_calendars(&config, Clock::System.now());
         if self.json {
             let each = |Unpaced { queue, upstream, kinds, throttles }: &Unpaced| json!({ "queue": queue, "upstream": upstream, "kinds": kinds, "throttles": throttles });
             let report = json!({
@@ -65,6 +66,7 @@ impl Check {
                 "rungs": rungs, "broker_queues": topology.queues.len(),
                 "unpaced": past.iter().map(each).collect::<Vec<_>>(), "raw_urls": raw,
                 "programs": programs, "rooms": rooms, "shortages": short, "unshared_tenants": unshared,
+                "calendars": calendars,
             });
             return screen::json(&report);
         }
@@ -126,7 +128,7 @@ impl Check {
         for finding in &programs {
             out!("note    {}: {}; {}", finding.what, finding.seen, finding.fix);
         }
-        for words in &short {
+        for words in short.iter().chain(&calendars) {
             out!("note    {words}");
         }
         for name in raw {

@@ -9,6 +9,7 @@ use anyhow::{Context, Error, anyhow, ensure};
 use clap::Args;
 use indicatif::ProgressBar;
 use roundelay_config::{Config, Format};
+use roundelay_engine::calendars::with_days;
 use roundelay_engine::roster::{BadRow, Report, Rows, Sync, Wishes, from_source, rows};
 use roundelay_engine::{Connections, delays, topology_guard};
 use roundelay_model::clock::{parse_duration, short_duration};
@@ -90,6 +91,7 @@ impl Enroll {
         let opened = self.roster.as_deref().map(|path| self.open(path)).transpose()?;
         let waits = waiting("opening ledger and broker");
         let connections = Connections::open(&config).await?;
+        let config = with_days(&config, &*connections.ledger).await?.into_owned();
         let (broker, ledger) = (connections.broker.clone(), connections.ledger.clone());
         let mut rejects = Rejects::new(self.rejects_path());
         let enroll = self.enroll((&config, connections), wishes, opened, waits, &mut rejects);

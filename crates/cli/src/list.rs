@@ -5,6 +5,7 @@ use clap::{Args, ValueEnum};
 use roundelay_admin::inspect::format::{self, doing_of, rough, word};
 use roundelay_admin::inspect::owners::{self, OwnerRow};
 use roundelay_config::Config;
+use roundelay_engine::calendars::with_days;
 use roundelay_engine::holds::Holds;
 use roundelay_engine::overslept;
 use roundelay_engine::overslept::schedules;
@@ -89,6 +90,7 @@ impl List {
             config.kind(kind).map_err(Error::msg)?;
         }
         let ledger = ledger(&config).await?;
+        let config = with_days(&config, &*ledger).await?;
         if self.owners {
             // The additional row shows whether there is a next page.
             let waits = waiting("counting chains by owner");

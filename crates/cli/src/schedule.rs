@@ -19,6 +19,7 @@ use super::{ConfigFile, screen};
 ///   roundelay schedule sync app-17 '0 3 * * *'
 ///   roundelay schedule sync app-17 '{"cron":"0 3 * * *","zone":"Europe/Berlin"}'
 ///   roundelay schedule sync app-17 '{"every":"1h","from":"nominal","jitter":"2m"}'
+///   roundelay schedule sync app-17 '{"quiet":"22:00-06:00","zone":"Asia/Tokyo"}'
 ///   roundelay schedule sync app-17 --default
 ///
 /// The next tick moves to where the new schedule has it, counted from the last run: no old long delay is

@@ -148,7 +148,10 @@ fn describe(attempt: &AttemptReport) -> String {
     let late = if late.as_secs() > 0 { format!(", {} late", rough(late)) } else { String::new() };
     let reason = reason.as_deref().map_or(String::new(), |reason| format!(": {reason}"));
     let mut left_out = String::new();
-    for (count, why) in [(attempt.overlapped, "the run took too long"), (attempt.misfired, "nothing could start")] {
+    let AttemptReport { overlapped, misfired, excluded, .. } = *attempt;
+    let reasons =
+        [(overlapped, "the run took too long"), (misfired, "nothing could start"), (excluded, "by calendars")];
+    for (count, why) in reasons {
         if count > 0 {
             left_out.push_str(&format!("; {count} occurrences left out: {why}"));
         }

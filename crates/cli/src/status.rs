@@ -10,6 +10,7 @@ use roundelay_admin::inspect::failures::then;
 use roundelay_admin::inspect::overview::needs;
 use roundelay_broker::Depth;
 use roundelay_config::Config;
+use roundelay_engine::calendars::with_days;
 use roundelay_engine::holds::Holds;
 use roundelay_engine::monitor::stuck;
 use roundelay_engine::overslept::{Overslept, schedules};
@@ -55,6 +56,7 @@ impl Status {
         }
         let waits = waiting("asking the ledger");
         let ledger = Connections::ledger(&config).await?;
+        let config = &*with_days(&config, &*ledger).await?;
         let (now, wall_clock, slack) = (ledger.now(), ledger.wall_clock(), config.catch_up.slack);
         let holds = Holds::look(&config, &*ledger).await?;
         let (census, slept) = overslept::census(&*ledger, slack, &schedules(&config), &holds).await?;

@@ -9,6 +9,7 @@ use roundelay_handler::exec::ExecSettings;
 use roundelay_handler::http::HttpSettings;
 use roundelay_model::pacing::ThrottleSettings;
 use roundelay_model::pacing::fair::Configured;
+use roundelay_model::schedule::{Exclusions, Rhythm};
 
 use crate::recurrence::Recurrence;
 use crate::settings::{Config, HandlerSettings, KindSettings, QueueSettings};
@@ -26,6 +27,8 @@ pub struct Change {
     pub throttles: BTreeMap<String, ThrottleSettings>,
     /// The shares of tenants, if they are others.
     pub shares: Option<Configured>,
+    /// A calendar is another.
+    pub calendars: bool,
     /// There are other keys, or another one seals.
     pub keys: bool,
     /// What stays as it was until the worker is started again.
@@ -40,6 +43,7 @@ pub fn compare(old: &Config, new: &Config) -> Change {
         moved: BTreeSet::new(),
         throttles: BTreeMap::new(),
         shares: (old.shares() != new.shares()).then(|| new.shares()),
+        calendars: old.calendars != new.calendars,
         keys: old.encryption != new.encryption,
         fixed: Vec::new(),
     };
@@ -148,8 +152,9 @@ fn of_queues(config: &Config) -> String {
 /// What a change comes to: taken over at once, or (false) only with a restart; nothing when all is as it was.
 #[cfg(test)]
 pub fn comes_to(old: &Config, new: &Config) -> Option<bool> {
-    let Change { changed, throttles, shares, fixed, keys, .. } = compare(old, new);
-    let same = fixed.is_empty() && changed.is_empty() && throttles.is_empty() && shares.is_none() && !keys;
+    let Change { changed, throttles, shares, fixed, calendars, keys, .. } = compare(old, new);
+    let same =
+        fixed.is_empty() && changed.is_empty() && throttles.is_empty() && shares.is_none() && !calendars && !keys;
     (!same).then_some(fixed.is_empty())
 }
 
@@ -159,9 +164,9 @@ fn said(settings: &impl std::fmt::Debug) -> String {
 }
 
 /// The settings of a schedule that say when a sleeping chain wakes.
-fn when(recurrence: &Option<Recurrence>) -> Option<(&roundelay_model::schedule::Rhythm, Duration, bool)> {
+fn when(recurrence: &Option<Recurrence>) -> Option<(&Rhythm, Duration, bool, &Exclusions)> {
     let schedule = &recurrence.as_ref()?.schedule;
-    Some((&schedule.rhythm, schedule.jitter, schedule.spread_phase))
+    Some((&schedule.rhythm, schedule.jitter, schedule.spread_phase, &schedule.excluded))
 }
 
 #[cfg(test)]

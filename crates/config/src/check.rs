@@ -1,7 +1,8 @@
 //! Raw settings → checked settings, in one step.
 
 use std::num::NonZeroU32;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use minijinja::ErrorKind::{UnknownFilter, UnknownFunction, UnknownTest};
@@ -14,12 +15,13 @@ use roundelay_model::job::check_name;
 use roundelay_model::ladder::Ladder;
 use roundelay_model::lanes::MAX_LANES;
 use roundelay_model::outcome::RetryPolicy;
+use roundelay_model::schedule::calendar::Book;
 use roundelay_model::secret::Secret;
 use roundelay_model::topology::Names;
 use roundelay_net::tls::{BrokerTls, TlsSettings};
 
 use super::raw::{self, Raw};
-use super::{api, encryption, exec, fair, fresh, model, reasons, recurrence, roster, throttle, tracing};
+use super::{api, calendars, encryption, exec, fair, fresh, model, reasons, recurrence, roster, throttle, tracing};
 use crate::problems::{MAX_TIMEOUT, Problems, TEN_YEARS, check_backoff, known, listen_address};
 use crate::settings::{
     CatchUpSettings, Config, HandlerSettings, KindSettings, LedgerSettings, QueueSettings, SpawnSettings, Takeover,
@@ -44,8 +46,8 @@ impl From<Problems> for Vec<(String, String)> {
     }
 }
 
-/// Checks everything and says everything that is wrong.
-pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
+/// Checks everything and says everything that is wrong. `file` reads the text of a file that the configuration names.
+pub fn check(raw: Raw, file: &dyn Fn(&Path) -> Result<String, String>) -> Result<Config, Vec<(String, String)>> {
     let mut problems = Problems::none();
     let zero = Duration::ZERO;
 
@@ -97,11 +99,14 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
     let programs = exec::allowed(&mut problems, raw.exec);
     let mut named = Vec::new();
     let reasons = reasons::check(&mut problems, &["reasons"], raw.reasons, &mut named);
+    let calendars = calendars::check(&mut problems, raw.calendars, file);
+    let book = calendars::book(&calendars, &Default::default());
     let mut kinds = std::collections::BTreeMap::new();
     let names: Vec<String> = raw.kinds.keys().cloned().collect();
     for (name, mut kind) in raw.kinds {
         let reconcile = kind.reconcile.take();
-        let mut checked = check_kind(&mut problems, &name, kind, &queues, &reasons, programs.as_ref(), &mut named);
+        let mut checked =
+            check_kind(&mut problems, &name, kind, &queues, (&reasons, &book), programs.as_ref(), &mut named);
         let recurs = checked.recurrence.is_some();
         checked.reconcile = reasons::reconcile(&mut problems, &name, reconcile, names.iter(), recurs);
         kinds.insert(name, checked);
@@ -210,6 +215,7 @@ pub fn check(raw: Raw) -> Result<Config, Vec<(String, String)>> {
         queues,
         throttles,
         tenants,
+        calendars,
         kinds,
         ladder,
         shown: String::new(),
@@ -225,7 +231,7 @@ fn check_kind(
     name: &str,
     mut kind: raw::Kind,
     queues: &std::collections::BTreeMap<String, QueueSettings>,
-    reasons: &std::collections::BTreeMap<String, reasons::Stated>,
+    (reasons, book): (&std::collections::BTreeMap<String, reasons::Stated>, &Arc<Book>),
     allow: Option<&Vec<PathBuf>>,
     named: &mut Vec<Duration>,
 ) -> KindSettings {
@@ -283,7 +289,7 @@ fn check_kind(
         }
     };
     let http = matches!(kind.handler, raw::Handler::Http(_));
-    let recurrence = recurrence::check(problems, name, (&kind.take_recurrence(), http), named);
+    let recurrence = recurrence::check(problems, name, (&kind.take_recurrence(), http), book, named);
     let raw::Roster { key: roster_key, queue: roster_queue, priority: roster_priority, .. } = kind.roster.clone();
     let raw::Roster { owner: roster_owner, schedule: roster_schedule, .. } = kind.roster.clone();
     if kind.roster.keys.is_some() && kind.queue.is_none() {
@@ -333,8 +339,8 @@ pub fn internal_kind(every: Duration, timeout: Duration) -> KindSettings {
     };
     // Neither the name nor the durations can be wrong, and no rung is asked for: what the engine
     // does for itself climbs those that there are.
-    let (queues, reasons) = Default::default();
-    check_kind(&mut Problems(Vec::new()), INTERNAL, kind, &queues, &reasons, None, &mut Vec::new())
+    let (queues, reasons, book) = Default::default();
+    check_kind(&mut Problems(Vec::new()), INTERNAL, kind, &queues, (&reasons, &book), None, &mut Vec::new())
 }
 
 fn check_handler(

@@ -12,6 +12,7 @@
 //! template can be used.
 
 mod api;
+mod calendars;
 pub mod change;
 mod check;
 mod encryption;
@@ -39,6 +40,7 @@ pub mod tracing;
 mod unpaced;
 
 pub use api::{ApiSettings, is_loopback};
+pub use calendars::{CalendarSettings, SqlCalendar, doubtful_calendars};
 pub use check::{INTERNAL, MAX_HELD, internal_kind};
 pub use error::{ConfigError, Problem};
 pub use fair::MAX_QUOTA;

@@ -1,5 +1,6 @@
 //! From a file and the environment to checked settings.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -35,7 +36,7 @@ impl Config {
         // Not `vars`, which panics on the first variable of anybody's that is not UTF-8.
         let environment = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())));
-        Self::read(text, &file, environment, &secret::read)
+        Self::read(text, &file, environment, &secret::read, &secret::text)
     }
 
     /// Reads and checks `text`, calling it `file` in errors, with the `ROUNDELAY__…` variables
@@ -50,7 +51,7 @@ impl Config {
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self, ConfigError> {
         let closed = |path: &Path| Err(format!("no file is read here, not even {}; write the text", path.display()));
-        Self::read(text, file, environment, &closed)
+        Self::read(text, file, environment, &closed, &closed)
     }
 
     pub(crate) fn read(
@@ -58,6 +59,7 @@ impl Config {
         file: &str,
         environment: impl IntoIterator<Item = (String, String)>,
         secret: &dyn Fn(&Path) -> Result<String, String>,
+        file_text: &dyn Fn(&Path) -> Result<String, String>,
     ) -> Result<Self, ConfigError> {
         let mut source = Source::new(text, file);
         let environment: BTreeMap<String, String> = environment.into_iter().collect();
@@ -66,7 +68,15 @@ impl Config {
         if !problems.is_empty() {
             return Err(source.locate(problems));
         }
-        let config = check::check(raw).map_err(|problems| source.locate(problems))?;
-        Ok(Self { shown: redacted::shown(text, &source.fetched).unwrap_or_default(), ..config })
+        // As they are now: what is shown of the configuration has their text.
+        let read = RefCell::new(BTreeMap::new());
+        let noted = |path: &Path| {
+            let text = file_text(path)?;
+            read.borrow_mut().insert(path.display().to_string(), text.clone());
+            Ok(text)
+        };
+        let config = check::check(raw, &noted).map_err(|problems| source.locate(problems))?;
+        let shown = redacted::shown(text, &source.fetched, &read.into_inner()).unwrap_or_default();
+        Ok(Self { shown, ..config })
     }
 }

@@ -18,7 +18,7 @@ use crate::error::{ConfigError, Problem};
 const PREFIX: &str = "ROUNDELAY__";
 /// Tables whose entries the file names. The environment changes them and adds none, since a name
 /// that is spelled wrong would else be one more queue.
-const NAMED: [&str; 4] = ["queues", "throttles", "reasons", "kinds"];
+const NAMED: [&str; 5] = ["queues", "throttles", "calendars", "reasons", "kinds"];
 /// With this at its end, the name of a variable says where a secret's file is.
 const FILE: &str = "_FILE";
 

@@ -1,6 +1,7 @@
 //! When the chains of a kind recur, and what may keep a tick from starting: raw settings → checked
 //! ones. A single chain may have a schedule of its own, written as JSON with the same words.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -8,17 +9,24 @@ use roundelay_model::clock::{Time, parse_duration, short_duration};
 use roundelay_model::guard::Guard;
 use roundelay_model::ladder::rungs_of_interval;
 use roundelay_model::outcome::MAX_WAIT;
-use roundelay_model::schedule::{Catch, Cron, From, MISFIRE_WINDOW, Misfire, Overlap, Rhythm, Schedule};
+use roundelay_model::schedule::calendar::{Book, zone as zone_named};
+use roundelay_model::schedule::{
+    Catch, Cron, Exclusions, From, MISFIRE_WINDOW, Misfire, OneOrMany, Overlap, OwnExclusions, Rhythm, Schedule,
+    WhenExcluded,
+};
 use roundelay_model::wall_clock::WallClock;
 use serde::{Deserialize, Serialize};
 
-use super::raw;
+use super::{calendars, raw};
 use crate::fresh::{self, FreshSettings};
 use crate::problems::{MAX_TIMEOUT, Problems, TEN_YEARS};
 
 /// What is later than this part of `misfire_spread` is spread: much less than what an outage holds up, and
 /// more than an ordinary queue does.
 const SPREAD_FROM: u32 = 60;
+
+/// What a time zone is for.
+const ZONE: &str = "goes with `cron`, `quiet`, `except` or `only`";
 
 /// When chains of a kind recur.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,8 +67,8 @@ pub enum Length {
 
 impl Recurrence {
     /// What a tick has to satisfy before it starts.
-    pub fn guard(&self, slack: Duration) -> Guard {
-        let Schedule { rhythm, misfire, .. } = &self.schedule;
+    pub fn guard(&self, slack: Duration, wall_clock: &WallClock) -> Guard {
+        let Schedule { rhythm, misfire, excluded, .. } = &self.schedule;
         let interval = match rhythm {
             Rhythm::Every { interval, .. } => *interval,
             Rhythm::Cron(_) | Rhythm::At(_) => Duration::ZERO,
@@ -74,13 +82,17 @@ impl Recurrence {
             }
             _ => None,
         };
-        Guard { interval, tolerance: self.tolerance, cooldown: self.cooldown, late_after }
+        let (tolerance, cooldown, excluded) = (self.tolerance, self.cooldown, excluded.clone());
+        Guard { interval, tolerance, cooldown, late_after, excluded, ahead: wall_clock.ahead() }
     }
 
     /// When ticks come, for a person.
     pub fn words(&self) -> String {
         match &self.fresh {
-            Some(fresh) => format!("learned, {} to {}", short_duration(fresh.min), short_duration(fresh.max)),
+            Some(fresh) => {
+                let calendars = self.schedule.excluded.words().map_or_else(String::new, |words| format!(", {words}"));
+                format!("learned, {} to {}{calendars}", short_duration(fresh.min), short_duration(fresh.max))
+            }
             None => self.schedule.to_string(),
         }
     }
@@ -108,7 +120,8 @@ impl Recurrence {
     /// Says what is wrong with it, or why it does not go with the kind's `tolerance`: one that is as long as the
     /// interval would keep no two starts apart.
     pub fn with_own(&self, own: &OwnSchedule) -> Result<Schedule, String> {
-        let schedule = own.apply(&self.schedule)?;
+        let beginning = self.beginning();
+        let schedule = own.apply(if own.names_times() { &self.schedule } else { &beginning })?;
         match (&schedule.rhythm, self.tolerance) {
             (Rhythm::Every { interval, .. }, Some(tolerance)) if tolerance >= *interval => Err(format!(
                 "its interval of {} is not longer than its kind's `tolerance` of {}, so nothing would keep its starts \
@@ -121,7 +134,8 @@ impl Recurrence {
     }
 }
 
-/// A schedule of a chain's own: the part of a kind's settings that says when, in place of all of it.
+/// A schedule of a chain's own: the part of a kind's settings that says when, in place of all of it. One that says only
+/// what calendars exclude leaves the times to the kind.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OwnSchedule {
@@ -143,16 +157,34 @@ pub struct OwnSchedule {
     /// How far an occurrence may lie from its nominal time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub jitter: Option<String>,
+    /// Calendars in whose time nothing starts, in place of the kind's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub except: Option<OneOrMany>,
+    /// The same for calendars outside of whose time nothing starts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub only: Option<OneOrMany>,
+    /// The same for hours in which nothing starts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quiet: Option<OneOrMany>,
+    /// The same for what becomes of an occurrence in excluded time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub when_excluded: Option<WhenExcluded>,
 }
 
 impl OwnSchedule {
+    /// Whether it says when ticks come, and not only what calendars exclude.
+    pub fn names_times(&self) -> bool {
+        self.every.is_some() || self.cron.is_some() || self.at.is_some()
+    }
+
     /// Reads what a roster or an operator says, and checks it.
     ///
     /// # Errors
     /// Says what is wrong.
     pub fn parse(text: &str) -> Result<Self, String> {
         let own: Self = serde_json::from_str(text).map_err(|error| format!("not a schedule: {error}"))?;
-        own.apply(&Schedule::fixed_delay(Duration::from_secs(1), Duration::ZERO))?;
+        // Which calendars there are, the kind knows.
+        own.times(&Schedule::fixed_delay(Duration::from_secs(1), Duration::ZERO))?;
         Ok(own)
     }
 
@@ -169,7 +201,7 @@ impl OwnSchedule {
             Ok(_) => Self { every: Some(text.into()), ..Self::default() },
             Err(_) => Self { cron: Some(text.into()), ..Self::default() },
         };
-        own.apply(&Schedule::fixed_delay(Duration::from_secs(1), Duration::ZERO)).map_err(|_| {
+        own.times(&Schedule::fixed_delay(Duration::from_secs(1), Duration::ZERO)).map_err(|_| {
             format!("`{text}` is no schedule; write an interval such as \"5m\", a cron expression, or a JSON object")
         })?;
         Ok(own)
@@ -185,6 +217,25 @@ impl OwnSchedule {
     /// # Errors
     /// Says what is wrong.
     pub fn apply(&self, of_kind: &Schedule) -> Result<Schedule, String> {
+        let schedule = self.times(of_kind)?;
+        match schedule.excluded.unknown() {
+            Some(name) => Err(format!("there is no [calendars.{name}] in the configuration")),
+            None if self.zone.is_some() && self.cron.is_none() && schedule.excluded.is_none() => {
+                Err(format!("`zone` {ZONE}"))
+            }
+            None => Ok(schedule),
+        }
+    }
+
+    fn times(&self, of_kind: &Schedule) -> Result<Schedule, String> {
+        let own = OwnExclusions {
+            except: self.except.clone(),
+            only: self.only.clone(),
+            quiet: self.quiet.clone(),
+            zone: self.zone.clone(),
+            when_excluded: self.when_excluded,
+        };
+        let excluded = own.apply(&of_kind.excluded).map_err(|(key, message)| format!("`{key}`: {message}"))?;
         let duration = |text: &Option<String>| text.as_deref().map(parse_duration).transpose();
         let when = When {
             every: duration(&self.every)?,
@@ -192,9 +243,13 @@ impl OwnSchedule {
             cron: self.cron.clone(),
             zone: self.zone.clone().or_else(|| zone(of_kind).filter(|_| self.cron.is_some())),
             at: self.at.clone(),
+            calendars: true,
         };
         let rhythm = match when.rhythm() {
             Ok(Some(rhythm)) => rhythm,
+            Ok(None) if own != OwnExclusions::default() && self.jitter.is_none() => {
+                return Ok(Schedule { excluded, ..of_kind.clone() });
+            }
             Ok(None) => return Err("it needs one of `every`, `cron` and `at`".into()),
             Err((key, message)) => return Err(format!("`{key}`: {message}")),
         };
@@ -207,14 +262,14 @@ impl OwnSchedule {
             (Rhythm::Cron(own), Rhythm::Cron(of_kind)) => Rhythm::Cron(own.paced(of_kind.pace())),
             (rhythm, _) => rhythm,
         };
-        Ok(Schedule { rhythm, jitter, ..of_kind.clone() })
+        Ok(Schedule { rhythm, jitter, excluded, ..of_kind.clone() })
     }
 }
 
 fn zone(schedule: &Schedule) -> Option<String> {
     match &schedule.rhythm {
         Rhythm::Cron(cron) => cron.zone().map(Into::into),
-        Rhythm::Every { .. } | Rhythm::At(_) => None,
+        Rhythm::Every { .. } | Rhythm::At(_) => schedule.excluded.zone.as_ref()?.iana_name().map(Into::into),
     }
 }
 
@@ -234,6 +289,8 @@ struct When {
     cron: Option<String>,
     zone: Option<String>,
     at: Option<String>,
+    /// Whether there are calendars for which the zone counts, too.
+    calendars: bool,
 }
 
 impl When {
@@ -246,8 +303,8 @@ impl When {
         if self.from.is_some() && self.every.is_none() {
             return Err(("from", "goes with `every`".into()));
         }
-        if self.zone.is_some() && self.cron.is_none() {
-            return Err(("zone", "goes with `cron`".into()));
+        if self.zone.is_some() && self.cron.is_none() && !self.calendars {
+            return Err(("zone", ZONE.into()));
         }
         if let Some(interval) = self.every {
             let (least, most) = (Duration::from_millis(1), TEN_YEARS);
@@ -284,6 +341,7 @@ pub fn check(
     problems: &mut Problems,
     name: &str,
     (kind, http): (&raw::Recurrence, bool),
+    book: &Arc<Book>,
     named: &mut Vec<Duration>,
 ) -> Option<Recurrence> {
     let at = |key: &'static str| ["kinds", name, key];
@@ -295,12 +353,14 @@ pub fn check(
             problems.add(&at(key), "does not go with `fresh`, which says when");
         }
     }
+    let excluded = exclusions(problems, name, kind, book);
     let when = When {
         every: kind.every.map(|every| every.0),
         from: kind.from,
         cron: kind.cron.clone(),
         zone: kind.zone.clone(),
         at: kind.at.clone(),
+        calendars: !excluded.is_none(),
     };
     let longest = fresh.as_ref().map(|fresh| Rhythm::Every { interval: fresh.max, from: From::Finish });
     let rhythm = match longest.map_or_else(|| when.rhythm(), |longest| Ok(Some(longest))) {
@@ -393,8 +453,29 @@ pub fn check(
                 window: kind.misfire_window.map(|window| window.0),
                 spread: kind.misfire_spread.map_or(Duration::ZERO, |spread| spread.0),
             },
+            excluded,
         },
     })
+}
+
+/// What calendars exclude for a kind.
+fn exclusions(problems: &mut Problems, name: &str, kind: &raw::Recurrence, book: &Arc<Book>) -> Exclusions {
+    let at = |key: &'static str| ["kinds", name, key];
+    let excluded = Exclusions {
+        book: book.clone(),
+        except: calendars::calendars_named(problems, &at("except"), kind.except.as_ref(), book.keys()),
+        only: calendars::calendars_named(problems, &at("only"), kind.only.as_ref(), book.keys()),
+        quiet: calendars::hours(problems, &at("quiet"), kind.quiet.as_ref()),
+        // That of a cron expression is said there to be wrong. UTC is what counts without one.
+        zone: kind.zone.as_deref().filter(|name| *name != "UTC").and_then(|name| zone_named(name).ok()),
+        when: kind.when_excluded.unwrap_or_default(),
+    };
+    if let (Some(name), None) = (&kind.zone, &kind.cron)
+        && let Err(why) = zone_named(name)
+    {
+        problems.add(&at("zone"), why);
+    }
+    excluded
 }
 
 fn time_box(
@@ -451,6 +532,39 @@ mod tests {
             assert_eq!(schedule.is_ok(), fits, "{own}: {schedule:?}");
             let told = schedule.err().unwrap_or_default();
             assert!(fits || told.contains("`tolerance` of 10s"), "{told}");
+        }
+    }
+
+    #[test]
+    fn what_a_chains_own_says_of_calendars_takes_the_place_of_its_kinds() {
+        let text = "[calendars.off]\ndates = [\"12-25\"]\n[calendars.office]\nweekdays = \"mon-fri\"\n[kinds.k]\nevery = \"1h\"\n\
+                    quiet = \"22:00-06:00\"\nzone = \"Europe/Berlin\"\nexcept = \"off\"\n";
+        let config = crate::Config::parse(text, "here", []).unwrap();
+        let recurrence = config.kinds["k"].recurrence.as_ref().unwrap();
+        for (own, expected) in [
+            ("5m", "every 5m, quiet 22:00-06:00 (Europe/Berlin), except `off`"),
+            ("0 3 * * *", "cron 0 3 * * * Europe/Berlin, quiet 22:00-06:00 (Europe/Berlin), except `off`"),
+            (r#"{"quiet":"20:00-08:00"}"#, "every 60m, quiet 20:00-08:00 (Europe/Berlin), except `off`"),
+            (r#"{"zone":"Asia/Tokyo"}"#, "every 60m, quiet 22:00-06:00 (Asia/Tokyo), except `off`"),
+            (r#"{"quiet":"","except":[],"only":["office"]}"#, "every 60m, only `office`"),
+            (
+                r#"{"every":"9s","when_excluded":"next"}"#,
+                "every 9s, quiet 22:00-06:00 (Europe/Berlin), except `off`, else the next time",
+            ),
+        ] {
+            let own = OwnSchedule::from_words(own).unwrap();
+            let schedule = OwnSchedule::parse(&own.text()).and_then(|own| recurrence.with_own(&own)).unwrap();
+            assert_eq!(schedule.to_string(), expected);
+        }
+        for (own, words) in [
+            (r#"{"except":["of"]}"#, "there is no [calendars.of]"),
+            (r#"{"quiet":"22-6"}"#, "`quiet`: `22-6` are no hours"),
+            (r#"{"every":"5m","zone":"Berlin"}"#, "`zone`: `Berlin` is not a time zone"),
+            (r#"{"every":"5m","zone":"UTC","quiet":"","except":""}"#, "`zone` goes with `cron`, `quiet`"),
+            (r#"{"jitter":"1s","quiet":""}"#, "it needs one of `every`, `cron` and `at`"),
+        ] {
+            let told = OwnSchedule::parse(own).and_then(|own| recurrence.with_own(&own)).unwrap_err();
+            assert!(told.contains(words), "{own}: {told}");
         }
     }
 

@@ -9,8 +9,13 @@ use super::secret::{is_secret, takes_a_file};
 
 /// The same configuration with `…` in place of what may be secret, and without comments. Of a secret that `text`
 /// has elsewhere, what may be shown stands in its place: so it can be read again, for a simulation, without
-/// that place. `fetched` are the secrets that are in force. Nothing when `text` is not TOML.
-pub(super) fn shown(text: &str, fetched: &BTreeMap<Vec<String>, Secret>) -> Option<String> {
+/// that place. `fetched` are the secrets that are in force, and `files` the texts of files by their names. Nothing when
+/// `text` is not TOML.
+pub(super) fn shown(
+    text: &str,
+    fetched: &BTreeMap<Vec<String>, Secret>,
+    files: &BTreeMap<String, String>,
+) -> Option<String> {
     let mut table: Table = text.parse().ok()?;
     // Keys have a form, too, and a reader of the redacted text has nothing to open with them.
     table.remove(KEYS);
@@ -19,6 +24,14 @@ pub(super) fn shown(text: &str, fetched: &BTreeMap<Vec<String>, Secret>) -> Opti
         path.push(key.clone());
         hide(&mut path, value, fetched);
         path.pop();
+    }
+    let calendars = table.get_mut("calendars").and_then(Value::as_table_mut);
+    for calendar in calendars.into_iter().flat_map(|calendars| calendars.iter_mut().map(|(_, calendar)| calendar)) {
+        if let Some(Value::String(ics)) = calendar.get_mut("ics")
+            && let Some(text) = files.get(ics)
+        {
+            ics.clone_from(text);
+        }
     }
     toml::to_string(&table).ok()
 }
@@ -113,7 +126,7 @@ mod tests {
             argv = ["/usr/bin/job", "--password=canary-10"]
             env = { TOKEN = "canary-9" }
         "#;
-        let shown = shown(text, &BTreeMap::new()).unwrap();
+        let shown = shown(text, &BTreeMap::new(), &BTreeMap::new()).unwrap();
         assert!(!shown.contains("canary"), "{shown}");
         assert!(
             shown.contains("rabbit:5672/%2f") && shown.contains("/usr/bin/job") && shown.contains("10m"),
@@ -121,6 +134,6 @@ mod tests {
         );
         let again = Config::parse(&shown, "r.toml", []).unwrap();
         assert_eq!(again.kinds.keys().collect::<Vec<_>>(), ["job", "sync"]);
-        assert_eq!(super::shown("[broken", &BTreeMap::new()), None);
+        assert_eq!(super::shown("[broken", &BTreeMap::new(), &BTreeMap::new()), None);
     }
 }

@@ -143,15 +143,26 @@ pub(super) fn check(problems: &mut Problems, name: &str, raw: raw::Roster, chain
         }
         (.., sql) => {
             let sql = sql?;
-            let url = ["kinds", name, "roster", "sql", "url"];
-            let query = sql.query.trim().trim_end_matches(';').to_owned();
-            if query.is_empty() {
-                problems.add(&["kinds", name, "roster", "sql", "query"], "is empty; write one SELECT");
-            }
-            RosterSource::Sql { database: database(problems, &url, sql.url), query }
+            let at = |key: &'static str| ["kinds", name, "roster", "sql", key];
+            query(problems, &at("url"), &at("query"), sql.url, &sql.query)
         }
     };
     Some(RosterSettings { source, sync, prune: raw.prune.unwrap_or(false) })
+}
+
+/// A query of a database, checked; with the places of the two settings.
+pub(super) fn query(
+    problems: &mut Problems,
+    at_url: &[&str],
+    at_query: &[&str],
+    url: Secret,
+    query: &str,
+) -> RosterSource {
+    let query = query.trim().trim_end_matches(';').to_owned();
+    if query.is_empty() {
+        problems.add(at_query, "is empty; write one SELECT");
+    }
+    RosterSource::Sql { database: database(problems, at_url, url), query }
 }
 
 fn check_keys(problems: &mut Problems, path: &[&str], keys: &[String]) {

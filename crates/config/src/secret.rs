@@ -17,7 +17,7 @@ use zeroize::Zeroizing;
 const MAX_FILE: u64 = 64 << 10;
 
 /// The settings that may be secret; `*` stands for any one name.
-const SECRETS: [&[&str]; 16] = [
+const SECRETS: [&[&str]; 17] = [
     &["broker", "url"],
     &["broker", "username"],
     &["broker", "password"],
@@ -28,6 +28,7 @@ const SECRETS: [&[&str]; 16] = [
     &["kinds", "*", "handler", "http", "url"],
     &["kinds", "*", "roster", "http"],
     &["kinds", "*", "roster", "sql", "url"],
+    &["calendars", "*", "sql", "url"],
     &["kinds", "*", "handler", "http", "sign"],
     &["tracing", "otlp"],
     // One of several; only the configuration names them.
@@ -160,6 +161,24 @@ pub fn read(path: &Path) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
+/// A larger file is no calendar.
+const MAX_TEXT: u64 = 16 << 20;
+
+/// The text of a file that is no secret.
+pub fn text(path: &Path) -> Result<String, String> {
+    let shown = path.display();
+    let cannot = |error: std::io::Error| format!("the file {shown} cannot be read: {error}");
+    let is = std::fs::metadata(path).map_err(cannot)?;
+    if !is.is_file() {
+        return Err(format!("{shown} is not a file"));
+    }
+    if is.len() > MAX_TEXT {
+        return Err(format!("the file {shown} has more than {} MiB", MAX_TEXT >> 20));
+    }
+    let bytes = std::fs::read(path).map_err(cannot)?;
+    String::from_utf8(bytes).map_err(|_| format!("the file {shown} is not UTF-8 text"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -282,7 +301,7 @@ mod tests {
             ("OLD_KEY", KEY),
         ];
         let variables = given.iter().chain(variables).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        Config::read(text, "r.toml", variables, &files).map_err(|error| error.to_string())
+        Config::read(text, "r.toml", variables, &files, &files).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -18,13 +18,14 @@ use roundelay_model::pacing::ThrottleSettings;
 use roundelay_model::pacing::fair::ShareSettings;
 use roundelay_model::pacing::key::KeyPath;
 use roundelay_model::policy::Policies;
+use roundelay_model::schedule::calendar::Days;
 use roundelay_model::schedule::{Pace, Rhythm, Schedule};
 use roundelay_model::topology::{Names, Topology};
 
 use crate::check::INTERNAL;
 use crate::{
-    ApiSettings, FreshSettings, ModelSettings, OwnSchedule, Reconcile, Recurrence, RosterSettings, TracingSettings,
-    UniqueUntil, throttle,
+    ApiSettings, CalendarSettings, FreshSettings, ModelSettings, OwnSchedule, Reconcile, Recurrence, RosterSettings,
+    TracingSettings, UniqueUntil, calendars, throttle,
 };
 
 /// Checked settings: what they name exists, and what they ask for is possible.
@@ -60,6 +61,9 @@ pub struct Config {
     /// The shares of tenants, by name.
     #[doc(hidden)]
     pub tenants: BTreeMap<String, ShareSettings>,
+    /// Calendars by name.
+    #[doc(hidden)]
+    pub calendars: BTreeMap<String, CalendarSettings>,
     /// Kinds by name.
     #[doc(hidden)]
     pub kinds: BTreeMap<String, KindSettings>,
@@ -274,6 +278,15 @@ impl Config {
             if let Rhythm::Cron(cron) = rhythm {
                 *cron = cron.clone().paced(Some(pace));
             }
+        }
+    }
+
+    /// The days that were read of calendars by SQL, which the configuration itself does not have.
+    #[doc(hidden)]
+    pub fn take_days(&mut self, read: &BTreeMap<String, Days>) {
+        let book = calendars::book(&self.calendars, read);
+        for recurrence in self.kinds.values_mut().filter_map(|kind| kind.recurrence.as_mut()) {
+            recurrence.schedule.excluded.book.clone_from(&book);
         }
     }
 

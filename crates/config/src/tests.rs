@@ -223,6 +223,59 @@ fn what_is_wrong_in_the_file_is_told_with_its_line() {
             "kinds.k.roster.sql.url: `mysql://h/` is neither sqlite://PATH nor postgres://…",
         ),
         ("[kinds.\"roundelay.roster\"]\n", "names that begin with `roundelay.` are the engine's own"),
+        (
+            "[calendars.c]\n",
+            "r.toml:1: calendars.c: names nothing; set `dates`, `weekdays`, `ics`, `sql` or `hours` in it",
+        ),
+        (
+            "[calendars.c]\ndates = [\"25.12.\"]\n",
+            "r.toml:2: calendars.c.dates: `25.12.` is no day; write \"2026-12-25\"",
+        ),
+        ("[calendars.c]\nweekdays = \"mo-fr\"\n", "r.toml:2: calendars.c.weekdays: `mo-fr` are no days of the week"),
+        (
+            "[calendars.c]\nhours = [\"9-17\"]\n",
+            "r.toml:2: calendars.c.hours: `9-17` are no hours; write \"09:00-17:00\"",
+        ),
+        (
+            "[calendars.c]\nhours = \"9:00-17:00\"\nzone = \"Berlin\"\n",
+            "r.toml:3: calendars.c.zone: `Berlin` is not a time zone",
+        ),
+        ("[calendars.c]\nics = \"x.ics\"\n", "r.toml:2: calendars.c.ics: no file is read here, not even x.ics"),
+        (
+            "[calendars.c]\nics = \"BEGIN:VCALENDAR\\nBEGIN:VEVENT\\nDTSTART:soon\"\n",
+            "r.toml:2: calendars.c.ics: line 3: `soon` is neither a date",
+        ),
+        (
+            "[calendars.c]\ndates = [\"12-25\"]\nexcept = \"holidays\"\n",
+            "r.toml:3: calendars.c.except: there is no [calendars.holidays]; add",
+        ),
+        (
+            "[calendars.c]\ndates = [\"12-25\"]\nexcept = \"d\"\n[calendars.d]\nhours = \"9:00-17:00\"\nexcept = [\"c\"]\n",
+            "r.toml:3: calendars.c.except: goes in a circle: c, without d, without c",
+        ),
+        (
+            "[calendars.c.sql]\nurl = \"mysql://u:secret@h/\"\nquery = \"\"\n",
+            "calendars.c.sql.url: `mysql://h/` is neither sqlite://PATH nor postgres://…",
+        ),
+        (
+            "[calendars.c.sql]\nurl = \"sqlite://x\"\nquery = \";\"\n",
+            "calendars.c.sql.query: is empty; write one SELECT",
+        ),
+        ("[kinds.k]\nquiet = \"22:00-06:00\"\n", "r.toml:2: kinds.k.quiet: goes with a schedule"),
+        ("[kinds.k]\nevery = \"1m\"\nquiet = \"22-6\"\n", "r.toml:3: kinds.k.quiet: `22-6` are no hours"),
+        (
+            "[kinds.k]\nevery = \"1m\"\nonly = \"ofice\"\n[calendars.office]\nweekdays = \"mon-fri\"\n",
+            "kinds.k.only: there is no [calendars.ofice]; did you mean `office`?",
+        ),
+        (
+            "[kinds.k]\nevery = \"1m\"\nzone = \"UTC\"\n",
+            "r.toml:3: kinds.k.zone: goes with `cron`, `quiet`, `except` or `only`",
+        ),
+        (
+            "[kinds.k]\nevery = \"1m\"\nquiet = \"22:00-06:00\"\nzone = \"Berlin\"\n",
+            "r.toml:4: kinds.k.zone: `Berlin` is not a time zone",
+        ),
+        ("[kinds.k]\nevery = \"1m\"\nquiet = \"22:00-06:00\"\nwhen_excluded = \"later\"\n", "kinds.k.when_excluded: "),
         ("[ledger]\nhistory = \"7d\"\narchive = \"1d\"\n", "r.toml:3: ledger.archive: must be longer than `history`"),
         ("[kinds.k]\njitter = \"1s\"\n", "r.toml:2: kinds.k.jitter: goes with a schedule"),
         ("[kinds.k]\nevery = \"1s\"\njitter = \"1s\"\n", "r.toml:3: kinds.k.jitter: must be smaller"),

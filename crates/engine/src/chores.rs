@@ -9,6 +9,7 @@
 //! | `roundelay.roster` | a kind's name | makes the kind's chains follow the roster in its configuration |
 //! | `roundelay.reconcile` | a kind's name | feeds back parts of the kind's runs that failed and are due |
 //! | `roundelay.fresh` | a budget's name | sets the price of its calls |
+//! | `roundelay.calendar` | a calendar's name | reads its days from its database |
 //! | `roundelay.history` | `attempts` | deletes records of attempts that are too old, or moves them to the archive |
 //! | `roundelay.history` | `archive` | deletes from the archive |
 //! | `roundelay.history` | `throttles` | forgets throttles and keys of which nothing has started for long |
@@ -27,6 +28,7 @@ use roundelay_model::outcome::Outcome;
 use roundelay_model::pacing::ThrottleScope;
 use roundelay_model::topology::Names;
 
+use crate::calendars;
 use crate::connections::Connections;
 use crate::dispatch::Dispatch;
 use crate::error::EnrollError;
@@ -43,6 +45,8 @@ pub const HISTORY: &str = "roundelay.history";
 pub const RECONCILE: &str = "roundelay.reconcile";
 /// Sets the price of the calls of a budget, once a minute; the key is the budget's name.
 pub const FRESH: &str = "roundelay.fresh";
+/// Reads the days of a calendar; the key is the calendar's name.
+pub const CALENDAR: &str = "roundelay.calendar";
 /// The chore that works on the records of attempts.
 const ATTEMPTS: &str = "attempts";
 /// The chore that works on the archive.
@@ -97,12 +101,13 @@ impl Chores {
     }
 
     /// The engine's own kinds; each chore has its own interval.
-    pub(super) fn kinds() -> [(&'static str, KindSettings); 4] {
+    pub(super) fn kinds() -> [(&'static str, KindSettings); 5] {
         [
             (ROSTER, internal_kind(HISTORY_EVERY, ROSTER_TIMEOUT)),
             (HISTORY, internal_kind(HISTORY_EVERY, HISTORY_TIMEOUT)),
             (RECONCILE, internal_kind(HISTORY_EVERY, HISTORY_TIMEOUT)),
             (FRESH, internal_kind(FRESH_EVERY, HISTORY_TIMEOUT)),
+            (CALENDAR, internal_kind(HISTORY_EVERY, HISTORY_TIMEOUT)),
         ]
     }
 
@@ -128,6 +133,8 @@ impl Chores {
         }));
         let budgets = fresh::budgets(config.kinds.values());
         chores.extend(budgets.into_iter().map(|(key, _)| Chore { kind: FRESH, key, every: FRESH_EVERY }));
+        let calendars = calendars::by_sql(&config);
+        chores.extend(calendars.map(|(name, sql)| Chore { kind: CALENDAR, key: name.clone(), every: sql.every }));
         let ledger = &config.ledger;
         // A window of a second would be no window if it moved every five minutes.
         let every = (ledger.history / 10).clamp(MIN_INTERVAL, HISTORY_EVERY);
@@ -299,6 +306,7 @@ impl Handler for Chores {
             (ROSTER, kind, _) => self.follow(kind).await,
             (RECONCILE, kind, _) => self.reconcile(kind, until).await,
             (FRESH, budget, _) => fresh::reprice(&self.config(), &*self.connections.ledger, budget, &job.carry).await,
+            (CALENDAR, name, _) => calendars::follow(&self.config(), name, &job.carry).await,
             (HISTORY, ATTEMPTS, _) => self.age(until).await.into(),
             (HISTORY, ARCHIVE, Some(archive)) => self.expire(archive, until).await.into(),
             (HISTORY, THROTTLES, _) => self.forget_idle(until).await.into(),

@@ -31,6 +31,7 @@
 
 mod assemble;
 mod builder;
+pub mod calendars;
 mod call;
 mod catalog;
 mod catch_up;

@@ -67,7 +67,7 @@ impl Observing {
             self.telemetry.verdict(decision.verdict);
             figures.inspect(|figures| {
                 figures.ended(decision.verdict, class, claim.is_some());
-                figures.left_out(decision.left_out.0, decision.left_out.1);
+                figures.left_out(decision.left_out);
             });
         }
         match fenced {

@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use crate::calendars::{self, Read};
 use crate::catalog::Catalog;
 use crate::catalog::shared;
 use crate::chores::Chores;
@@ -27,7 +28,7 @@ use crate::companion::Companion;
 use crate::orders::Orders;
 use crate::patient::PatientLedger;
 use crate::publishing::Publishing;
-use crate::reschedule::{Replanned, Rescheduler};
+use crate::reschedule::{self, Replanned, Rescheduler};
 use crate::throttle::Throttles;
 use crate::topology_guard;
 
@@ -49,45 +50,54 @@ const PER_PAGE: u32 = 1_000;
 /// After an error.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// Takes over configurations as they come, until `shutdown`.
+/// Takes over configurations as they come, and the days that are read of calendars, until `shutdown`. The first
+/// configuration has those of its days already.
 pub async fn run(
     needs: Needs,
     companions: Arc<Vec<Box<dyn Companion>>>,
-    mut current: Config,
-    mut fresh: mpsc::Receiver<Config>,
+    (mut current, mut days): (Config, Read),
+    mut fresh: Option<mpsc::Receiver<Config>>,
     shutdown: CancellationToken,
 ) {
     let work = async {
         let mut moving = BTreeSet::new();
         loop {
-            tokio::select! {
+            let mut next = tokio::select! {
                 biased;
-                next = fresh.recv() => match next {
-                    Some(next) => {
-                        let change = compare(&current, &next);
-                        moving.extend(change.moved.iter().cloned());
-                        current.kinds.clone_from(&change.kinds);
-                        current.throttles.extend(change.throttles.clone());
-                        if change.shares.is_some() {
-                            current.take_over_shares(&next);
-                        }
-                        current.encryption = next.encryption;
-                        needs.publishing.dispatch.sealing.take_over(current.encryption.clone());
-                        take_over(&needs, change);
-                        needs.orders.take_over(current.clone());
-                        if let Some(chores) = &needs.chores {
-                            chores.take_over(current.clone());
-                        }
-                        for companion in &*companions {
-                            companion.reloaded(&current);
-                        }
-                        tell_sealing(&needs, current.encryption.seal().is_some()).await;
-                    }
-                    // The sender is gone.
-                    None => std::future::pending().await,
-                },
-                () = follow(&needs, &moving), if !moving.is_empty() => moving.clear(),
+                next = next_config(&mut fresh) => next,
+                read = calendars::changed(&current, &*needs.ledger, &days) => {
+                    days = read;
+                    current.clone()
+                }
+                () = follow(&needs, &moving), if !moving.is_empty() => {
+                    moving.clear();
+                    continue;
+                }
+            };
+            next.take_days(&days);
+            let change = compare(&current, &next);
+            moving.extend(change.moved.iter().cloned());
+            let calendars = change.calendars;
+            current.kinds.clone_from(&change.kinds);
+            if change.shares.is_some() {
+                current.take_over_shares(&next);
             }
+            current.calendars = next.calendars;
+            current.throttles.extend(change.throttles.clone());
+            current.encryption = next.encryption;
+            needs.publishing.dispatch.sealing.take_over(current.encryption.clone());
+            take_over(&needs, change);
+            needs.orders.take_over(current.clone());
+            if let Some(chores) = &needs.chores {
+                chores.take_over(current.clone());
+                if calendars && let Err(error) = chores.begin().await {
+                    tracing::warn!(%error, "failed to begin reading calendars; it is tried again within minutes");
+                }
+            }
+            for companion in &*companions {
+                companion.reloaded(&current);
+            }
+            tell_sealing(&needs, current.encryption.seal().is_some()).await;
         }
     };
     tokio::select! {
@@ -95,6 +105,16 @@ pub async fn run(
         () = shutdown.cancelled() => {}
         () = work => {}
     }
+}
+
+/// The configuration that was read again. Never without a sender, or when it is gone.
+async fn next_config(fresh: &mut Option<mpsc::Receiver<Config>>) -> Config {
+    if let Some(fresh) = fresh
+        && let Some(next) = fresh.recv().await
+    {
+        return next;
+    }
+    std::future::pending().await
 }
 
 /// Notes in the ledger whether programs that enroll have to seal.
@@ -105,7 +125,7 @@ async fn tell_sealing(needs: &Needs, sealed: bool) {
 }
 
 fn take_over(needs: &Needs, change: Change) {
-    let Change { kinds, changed, moved, throttles, shares, keys, fixed } = change;
+    let Change { kinds, changed, moved, throttles, shares, calendars, keys, fixed } = change;
     let tenants = shares.is_some();
     if let Some(shares) = shares {
         needs.shares.take_over(shares);
@@ -124,7 +144,7 @@ fn take_over(needs: &Needs, change: Change) {
     next.extend(shared(kinds));
     *current = Arc::new(next);
     drop(current);
-    tracing::info!(?changed, rescheduled = ?moved, ?throttles, tenants, keys, "the configuration was read again");
+    tracing::info!(?changed, rescheduled = ?moved, ?throttles, tenants, calendars, keys, "the configuration was read again");
 }
 
 /// Moves the chains of these kinds to where their schedules have them. What goes wrong is tried again.
@@ -150,12 +170,17 @@ async fn follow(needs: &Needs, kinds: &BTreeSet<String>) {
 /// Answers how many chains this worker has moved.
 async fn follow_kind(needs: &Needs, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
     let mover = Rescheduler::of(&needs.publishing, needs.catch_up.slack);
+    // When their chains come follows from what they have learned, and not from the schedule.
+    let learns = needs.catalog.kind(kind).is_some_and(|kind| kind.fresh().is_some());
     let (mut moved, mut after, mut running) = (0, None::<Cursor>, Vec::new());
     loop {
         let filter =
             ListFilter { which: ChainFilter { kind: Some(kind.into()), ..ChainFilter::default() }, condition: None };
         let page = needs.ledger.list(filter, after, PER_PAGE).await?;
-        moved += replan(&mover, &page, schedule, &mut running).await?;
+        moved += match learns {
+            true => moved_by_calendars(&mover, &page, schedule).await?,
+            false => replan(&mover, &page, schedule, &mut running).await?,
+        };
         let full = page.len() == PER_PAGE as usize;
         after = page.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
         if !full {
@@ -164,6 +189,12 @@ async fn follow_kind(needs: &Needs, kind: &str, schedule: &Schedule) -> Result<u
     }
     // What runs another tick by then was started under the new schedule, or by a worker that is told next.
     Ok(moved + mover.settle(kind, running, schedule, Duration::MAX).await?.0)
+}
+
+/// Moves those that are due in time that calendars exclude.
+async fn moved_by_calendars(mover: &Rescheduler, page: &[Listed], schedule: &Schedule) -> Result<u64, LedgerError> {
+    let answers = mover.follow(page, schedule, reschedule::Change::Calendars).await?;
+    Ok(answers.iter().filter(|answer| matches!(answer, Replanned::Moved(_))).count() as u64)
 }
 
 /// Those that are to be looked at again go to `running`, with their ticks.

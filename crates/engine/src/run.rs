@@ -20,8 +20,8 @@ use crate::life::Point;
 use crate::supervised::SupervisedTasks;
 use crate::trace::{Export, Tracer};
 use crate::{
-    catch_up, companion, delays, fair, follow_wall, fresh, hand_out, heartbeat, presence, rearm, reload, spread,
-    topology_guard,
+    calendars, catch_up, companion, delays, fair, follow_wall, fresh, hand_out, heartbeat, presence, rearm, reload,
+    spread, topology_guard,
 };
 
 impl Engine {
@@ -52,7 +52,11 @@ impl Engine {
             },
         };
         let stop = shutdown.child_token();
-        let fresh = self.configurations.take().map(|fresh| (fresh, self.config.clone()));
+        let fresh = self.configurations.take();
+        // Before a tick is claimed: calendars say whether it may start.
+        let days = calendars::read(&self.config, &*connections.ledger).await?;
+        self.config.take_days(&days);
+        let config = self.config.clone();
         let base = companions.iter().find_map(|companion| companion.callback());
         let worker = format!("{}-{}", std::process::id(), connections.entropy.token());
         let (tracer, export) = self.tracer(&connections, &worker)?;
@@ -139,8 +143,8 @@ impl Engine {
         let outage = hand_out::run((&core).into(), tasks.clone(), stop.clone());
         parts.spawn("running from the ledger", core.observing.life.bind(outage));
         parts.spawn("catch-up", core.observing.life.bind(catch_up::run((&core).into(), tasks.clone(), stop.clone())));
-        if let Some((fresh, config)) = fresh {
-            let reload = reload::run((&*core).into(), companions.clone(), config, fresh, stop.clone());
+        if fresh.is_some() || calendars::by_sql(&config).next().is_some() {
+            let reload = reload::run((&*core).into(), companions.clone(), (config, days), fresh, stop.clone());
             parts.spawn("following the configuration", core.observing.life.bind(reload));
         }
         parts.spawn(

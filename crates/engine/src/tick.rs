@@ -15,7 +15,7 @@ use roundelay_ledger::{
 use roundelay_model::clock::{Time, short_duration};
 use roundelay_model::encryption::{AssociatedData, Field};
 use roundelay_model::failure::FailedItem;
-use roundelay_model::guard::Refusal;
+use roundelay_model::guard::{Guard, Refusal};
 use roundelay_model::job::{ChainRef, Envelope, Job, Tick};
 use roundelay_model::outcome::{Course, Decision, NewJob, Next, Outcome, Verdict};
 use roundelay_model::progress::Progress;
@@ -158,7 +158,10 @@ impl Core {
             session: 0,
             again: false,
             takeover,
-            guard: kind.recurrence.as_ref().map(|recurrence| recurrence.guard(self.catch_up.slack)).unwrap_or_default(),
+            guard: match &kind.recurrence {
+                Some(recurrence) => recurrence.guard(self.catch_up.slack, &self.ledger.wall_clock()),
+                None => Guard::default(),
+            },
             recurs: kind.recurrence.is_some(),
             prepared: 0,
             ahead,
@@ -255,7 +258,8 @@ impl<'a> ChainRun<'a> {
     fn new(core: &'a Core, work: Work<'a>, chain: &'a ChainRef, grant: Grant, lease: &'a Lease<'a>) -> Self {
         let Envelope { kind, key, .. } = work.envelope;
         let mut schedule = if grant.once { None } else { schedule_of_chain(&work, &grant) };
-        let fresh = work.kind.fresh().filter(|_| grant.schedule.is_none());
+        let leaves_times = |own: &String| OwnSchedule::parse(own).is_ok_and(|own| !own.names_times());
+        let fresh = work.kind.fresh().filter(|_| grant.schedule.as_ref().is_none_or(leaves_times));
         let visit = fresh.zip(schedule.as_mut()).map(|(fresh, schedule)| {
             let visit = Visit::new(fresh, &core.prices, grant.learned.as_deref(), (grant.at, grant.last_start));
             *schedule = fresh::schedule(schedule, visit.every(fresh));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use roundelay_model::clock::Time;
 use roundelay_model::failure::FailedItem;
 use roundelay_model::ids::{Epoch, Fence, TickNo};
-use roundelay_model::outcome::{Next, Verdict};
+use roundelay_model::outcome::{LeftOut, Next, Verdict};
 use roundelay_model::progress::Progress;
 
 use crate::chain::{ChainState, Hint};
@@ -60,7 +60,7 @@ pub struct FinishRequest {
     /// A handler has run, so that it counts for cooldowns.
     pub ran: bool,
     /// Occurrences left out because the chain still ran, and because nothing could start.
-    pub left_out: (u32, u32),
+    pub left_out: LeftOut,
     /// What is handed on to the next run, as JSON text; `None` leaves what was handed on before.
     pub carry: Option<String>,
     /// What the chain has learned of how often its entity changes: at most 64 bytes, which the ledger does not read.

@@ -103,6 +103,8 @@ pub struct AttemptRecord {
     pub overlapped: u32,
     /// Occurrences left out because nothing could start.
     pub misfired: u32,
+    /// Occurrences left out by calendars.
+    pub excluded: u32,
     /// How far it has said it had come, last.
     pub progress: Option<Progress>,
 }

@@ -116,6 +116,9 @@ pub struct KindStats {
     pub late: Spans,
     /// How many occurrences were left out: the chain still ran, or nothing could start.
     pub left_out: u64,
+    /// How many occurrences calendars left out.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub excluded: u64,
     /// What visits came to, of a kind whose intervals follow from what is learned.
     #[serde(skip_serializing_if = "Visits::is_empty")]
     pub visits: Visits,
@@ -125,6 +128,10 @@ pub struct KindStats {
     /// Until when: a worker tells it every ten seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub until: Option<Time>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl KindStats {
@@ -141,6 +148,7 @@ impl KindStats {
         self.took.add_all(&other.took);
         self.late.add_all(&other.late);
         self.left_out += other.left_out;
+        self.excluded += other.excluded;
         self.visits.add(&other.visits);
         self.since = self.since.into_iter().chain(other.since).min();
         self.until = self.until.max(other.until);
@@ -208,11 +216,11 @@ mod tests {
 
     #[test]
     fn stats_add_up_and_are_read_as_they_were_written() {
-        let mut one = KindStats { left_out: 2, ..KindStats::default() };
+        let mut one = KindStats { left_out: 2, excluded: 5, ..KindStats::default() };
         one.ends.insert("done".into(), 3);
         one.took.add(Duration::from_millis(20));
         let text = serde_json::to_string(&one).unwrap();
-        assert_eq!(text, r#"{"ends":{"done":3},"took":{"20":1},"late":{},"left_out":2}"#);
+        assert_eq!(text, r#"{"ends":{"done":3},"took":{"20":1},"late":{},"left_out":2,"excluded":5}"#);
         assert_eq!(serde_json::from_str::<KindStats>(&text).unwrap(), one);
         // What another version has added or left out is no error.
         assert_eq!(serde_json::from_str::<KindStats>(r#"{"more":1}"#).unwrap(), KindStats::default());
@@ -223,7 +231,7 @@ mod tests {
             both.add(&KindStats { since, until, ..more });
         }
         assert_eq!((both.since, both.until), counted(7, 19));
-        assert_eq!((both.ended(&["done", "failed"]), both.left_out), (6, 4));
+        assert_eq!((both.ended(&["done", "failed"]), both.left_out, both.excluded), (6, 4, 10));
         assert!(!both.is_empty() && KindStats::default().is_empty());
     }
 }

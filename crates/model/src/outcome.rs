@@ -12,7 +12,7 @@ use crate::failure::{Batch, FailedItem};
 use crate::guard::Refusal;
 use crate::ladder::Ladder;
 use crate::reason::{Class, Reason};
-use crate::schedule::{Catch, From as CountedFrom, Ran, Rhythm, Schedule, Setting};
+use crate::schedule::{Catch, From as CountedFrom, Occurrence, Ran, Rhythm, Schedule, Setting, WhenExcluded};
 
 /// No retry and no snooze waits longer than this, whatever an upstream's `Retry-After` says.
 pub const MAX_WAIT: Duration = Duration::from_secs(30 * 86_400);
@@ -296,15 +296,32 @@ pub struct Decision {
     pub reason: Option<Reason>,
     /// What the run asks for.
     pub yields: Yield,
-    /// Occurrences left out because the chain still ran, and because nothing could start.
-    pub left_out: (u32, u32),
+    /// Occurrences left out on the way to what follows.
+    pub left_out: LeftOut,
 }
+
+/// Occurrences of a schedule that went by without a run, by why.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeftOut {
+    /// The chain still ran.
+    pub overlapped: u32,
+    /// Nothing could start.
+    pub misfired: u32,
+    /// A calendar excluded them.
+    pub excluded: u32,
+}
+
+/// What follows, and what was left out on the way to it.
+type Onward = (Next, LeftOut);
+
+/// Nothing follows.
+const OVER: Onward = (Next::End, LeftOut { overlapped: 0, misfired: 0, excluded: 0 });
 
 impl Decision {
     /// The end, and nothing more.
     pub fn end(verdict: Verdict, reason: Reason) -> Self {
         let yields = Yield::default();
-        Self { next: Next::End, verdict, reason: Some(reason), yields, left_out: (0, 0) }
+        Self { next: Next::End, verdict, reason: Some(reason), yields, left_out: LeftOut::default() }
     }
 
     /// The same attempt once more, soon after `at`.
@@ -332,13 +349,15 @@ pub struct Course<'a> {
     pub bounds: (Duration, Duration),
 }
 
+fn followed_by(next: Occurrence) -> Onward {
+    let Occurrence { nominal, due, overlapped, misfired, excluded } = next;
+    (Next::Tick { nominal, due }, LeftOut { overlapped, misfired, excluded })
+}
+
 impl Course<'_> {
     /// The next tick, and what was left out on the way to it.
-    fn onward(&self) -> (Next, (u32, u32)) {
-        match self.schedule.next(self.ran, self.setting) {
-            Some(next) => (Next::Tick { nominal: next.nominal, due: next.due }, (next.overlapped, next.misfired)),
-            None => (Next::End, (0, 0)),
-        }
+    fn onward(&self) -> Onward {
+        self.schedule.next(self.ran, self.setting).map_or(OVER, followed_by)
     }
 
     /// Whether another attempt at `due` would come after the schedule's next occurrence.
@@ -359,9 +378,9 @@ pub fn decide(
     ladder: &Ladder,
     entropy: &Entropy,
 ) -> Decision {
-    let onward = || course.map_or((Next::End, (0, 0)), |course| course.onward());
+    let onward = || course.map_or(OVER, |course| course.onward());
     let failed = |reason| (onward(), Verdict::Failed, Some(reason));
-    let nothing = (0, 0);
+    let nothing = LeftOut::default();
     let mut yields = Yield::default();
     let ((next, left_out), verdict, reason) = match outcome {
         Outcome::DoneWith(asked) if !asked.batch.is_empty() => {
@@ -370,9 +389,9 @@ pub fn decide(
         }
         Outcome::DoneWith(asked) => {
             let next = match (course, asked.next_in) {
-                (Some(Course { bounds: (least, most), .. }), Some(wait)) => {
-                    let due = finished + wait.clamp(least, most);
-                    (Next::Tick { nominal: due, due }, nothing)
+                (Some(Course { schedule, setting, bounds: (least, most), .. }), Some(wait)) => {
+                    let wait = wait.clamp(least, most);
+                    followed_by(schedule.next_after(wait, finished, wait, setting))
                 }
                 _ => onward(),
             };
@@ -404,20 +423,20 @@ pub fn decide(
 
 /// What follows a run that was ended because its time was up.
 pub fn cut(course: Option<Course<'_>>, reason: Reason) -> Decision {
-    let (next, left_out) = course.map_or((Next::End, (0, 0)), |course| course.onward());
+    let (next, left_out) = course.map_or(OVER, |course| course.onward());
     Decision { next, verdict: Verdict::Cut, reason: Some(reason), yields: Yield::default(), left_out }
 }
 
 /// What follows a tick that runs as a one-off job, beside those before it.
 pub fn handed_on(course: Option<Course<'_>>, job: NewJob) -> Decision {
-    let (next, left_out) = course.map_or((Next::End, (0, 0)), |course| course.onward());
+    let (next, left_out) = course.map_or(OVER, |course| course.onward());
     let yields = Yield { jobs: vec![job], ..Yield::default() };
     Decision { next, verdict: Verdict::FannedOut, reason: None, yields, left_out }
 }
 
 /// What follows a tick whose batch has come to its end.
 pub fn gathered(course: Option<Course<'_>>, batch: Batch) -> Decision {
-    let (next, left_out) = course.map_or((Next::End, (0, 0)), |course| course.onward());
+    let (next, left_out) = course.map_or(OVER, |course| course.onward());
     let Batch { total, failed } = batch;
     let text = format!("batch of {total}: {} done, {failed} failed", total - failed);
     let reason = Some(Reason::new(Class::Batch, text));
@@ -439,6 +458,7 @@ fn told(refusal: Refusal) -> (Reason, Verdict) {
         Refusal::Ended => (Class::Ended, Verdict::Skipped),
         Refusal::Deaths => (Class::Lost, Verdict::Failed),
         Refusal::Late { .. } => (Class::Misfire, Verdict::Skipped),
+        Refusal::Excluded { .. } => (Class::Calendar, Verdict::Skipped),
     };
     (Reason::new(class, refusal.to_string()), verdict)
 }
@@ -450,6 +470,18 @@ pub fn refused(course: Course<'_>, refusal: Refusal, place: f64) -> Decision {
     let (mut reason, mut verdict) = told(refusal);
     match refusal {
         Refusal::TooSoon { .. } | Refusal::Cooldown { .. } | Refusal::Running | Refusal::Ended | Refusal::Deaths => {}
+        Refusal::Excluded { .. } => {
+            let Course { schedule, ran: Ran { finished, .. }, setting, .. } = course;
+            let wall = setting.wall_clock.wall(finished);
+            if let Some(why) = schedule.excluded.why_until(wall) {
+                reason.text = format!("calendar: {why}");
+            }
+            if schedule.excluded.when == WhenExcluded::Next {
+                const DAY: Duration = Duration::from_secs(86_400);
+                let due = schedule.next_after(Duration::ZERO, finished, DAY, setting).due;
+                (next, left_out, verdict) = (Next::Snooze { due }, LeftOut::default(), Verdict::Snoozed);
+            }
+        }
         Refusal::Late { by } => {
             let misfire = &course.schedule.misfire;
             if misfire.policy == Catch::Skip || misfire.window.is_some_and(|window| by > window) {
@@ -457,7 +489,7 @@ pub fn refused(course: Course<'_>, refusal: Refusal, place: f64) -> Decision {
             } else {
                 let wait = misfire.spread.mul_f64(place.clamp(0.0, 1.0)).max(MIN_SNOOZE);
                 reason.text = format!("{}; such runs are spread over {}", reason.text, short_duration(misfire.spread));
-                (next, left_out) = (Next::Snooze { due: course.ran.finished + wait }, (0, 0));
+                (next, left_out) = (Next::Snooze { due: course.ran.finished + wait }, LeftOut::default());
                 verdict = Verdict::Snoozed;
             }
         }
@@ -614,7 +646,7 @@ mod tests {
         assert_eq!(soon.next, Next::Attempt { attempt: 2, due: at(1_010) });
         let late = ended(Some(&fixed_rate), &list(3, &[30]), 1, Outcome::retry("busy"));
         assert_eq!(late.next, Next::Tick { nominal: at(1_020), due: at(1_020) });
-        assert_eq!((late.verdict, late.left_out), (Verdict::Failed, (1, 0)));
+        assert_eq!((late.verdict, late.left_out), (Verdict::Failed, LeftOut { overlapped: 1, ..LeftOut::default() }));
         assert_eq!(late.reason.unwrap().text, "busy; the next occurrence comes before another attempt would");
     }
 

@@ -161,6 +161,8 @@ classes! {
     Ended = "ended",
     /// It came too late.
     Misfire = "misfire",
+    /// It came in time that a calendar excludes.
+    Calendar = "calendar",
     /// Its time was up.
     TimeBox = "time_box",
     /// Its batch has ended.

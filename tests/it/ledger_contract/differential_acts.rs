@@ -10,7 +10,7 @@ use roundelay::ledger::{
     ChainFilter, Claim, ClaimId, ClaimRequest, Enrolled, FailureFilter, Finish, FinishRequest, Grant, Hint,
     LedgerError, LookAgain, Member, Move, NewChain, Plan, PlannedItem, SpawnedJob,
 };
-use roundelay::outcome::{Next, Verdict};
+use roundelay::outcome::{LeftOut, Next, Verdict};
 
 use super::differential_side::{Asked, GRID, Side};
 use super::differential_verbs::{FailureVerb, JobVerb, Verb};
@@ -313,7 +313,11 @@ fn finish(hint: &Hint, fence: Fence, from_batch: bool, now: Time, next: u8, asks
         chains: if asks_for(4) { vec![NewChain { depth: 1, ..chain("found", due) }] } else { Vec::new() },
         spawned: if asks_for(8) { vec![SpawnedJob { id: "job-a".into(), body: b"{}".to_vec() }] } else { Vec::new() },
         failed: if asks_for(16) { vec![FailedItem::new("us", "HTTP 503"); 2] } else { Vec::new() },
-        left_out: (u32::from(asks / 32 % 2), u32::from(asks / 64 % 2)),
+        left_out: LeftOut {
+            overlapped: u32::from(asks / 32 % 2),
+            misfired: u32::from(asks / 64 % 2),
+            excluded: u32::from(asks / 16 % 2),
+        },
         ..end(hint, fence, now, next, verdict)
     }
 }

@@ -2,6 +2,8 @@
 
 use roundelay::guard::Refusal;
 use roundelay::ids::{Fence, TickNo};
+use roundelay::outcome::LeftOut;
+use roundelay::schedule::Exclusions;
 
 use super::*;
 
@@ -26,7 +28,7 @@ async fn a_guard_is_asked_once_for_each_tick_and_a_refused_one_leaves_the_last_s
         let hour = Duration::from_secs(3_600);
         let tolerance = Guard { interval: hour, tolerance: Some(Duration::ZERO), ..Guard::default() };
         let first = begun(ledger, "a").await;
-        let grant = match ledger.claim(guarded(ledger, &first, tolerance).await).await.unwrap() {
+        let grant = match ledger.claim(guarded(ledger, &first, tolerance.clone()).await).await.unwrap() {
             Claim::Granted(grant) if grant.refused.is_none() => grant,
             other => panic!("the first is not too soon after another: {other:?}"),
         };
@@ -34,13 +36,14 @@ async fn a_guard_is_asked_once_for_each_tick_and_a_refused_one_leaves_the_last_s
         let due = ledger.now();
         let retry = end(&first, grant.fence, due, Next::Attempt { attempt: 2, due }, Verdict::Retried);
         let second = written(ledger, retry).await;
-        let Claim::Granted(again) = ledger.claim(guarded(ledger, &second, tolerance).await).await.unwrap() else {
+        let Claim::Granted(again) = ledger.claim(guarded(ledger, &second, tolerance.clone()).await).await.unwrap()
+        else {
             panic!()
         };
         assert_eq!(again.refused, None, "what has started is tried again whatever guards say");
         let next = finished(ledger, &second, again.fence, tick(ledger.now())).await;
         for _ in 0..2 {
-            let (refused, Refusal::TooSoon { since, least }) = refused(ledger, &next, tolerance).await else {
+            let (refused, Refusal::TooSoon { since, least }) = refused(ledger, &next, tolerance.clone()).await else {
                 panic!("it is too soon")
             };
             assert_eq!((least, refused.last_start >= started), (hour, true));
@@ -80,6 +83,21 @@ async fn a_cooldown_counts_from_the_end_of_a_run_and_an_interval_of_its_own_goes
 }
 
 #[tokio::test]
+async fn a_calendar_is_asked_by_the_wall_clock_and_a_chains_own_goes_before_the_kinds() {
+    for opened in all().await {
+        let ledger = &*opened.ledger;
+        let all_day = Exclusions { quiet: vec!["00:00-24:00".parse().unwrap()], ..Exclusions::default() };
+        let quiet = Guard { excluded: all_day, ..Guard::default() };
+        let (_, refusal) = refused(ledger, &begun(ledger, "a").await, quiet.clone()).await;
+        assert_eq!(refusal, Refusal::Excluded { until: None });
+        let own = NewChain { schedule: Some(r#"{"quiet":[]}"#.into()), ..chain("b", ledger.now()) };
+        let Enrolled::Created(hint) = ledger.enroll(vec![own]).await.unwrap().remove(0) else { panic!() };
+        let Claim::Granted(grant) = ledger.claim(guarded(ledger, &hint, quiet).await).await.unwrap() else { panic!() };
+        assert_eq!(grant.refused, None, "it has none of its own");
+    }
+}
+
+#[tokio::test]
 async fn an_enrolment_without_a_schedule_keeps_an_operators_one() {
     for opened in all().await {
         let ledger = &*opened.ledger;
@@ -110,7 +128,7 @@ async fn the_carry_stays_until_a_new_one_and_left_out_occurrences_are_recorded()
             assert_eq!(grant.carry.as_deref(), found);
             let request = FinishRequest {
                 carry: carry.map(Into::into),
-                left_out: (3, 4),
+                left_out: LeftOut { overlapped: 3, misfired: 4, excluded: 5 },
                 ..end(&hint, grant.fence, ledger.now(), tick(ledger.now()), Verdict::Done)
             };
             hint = written(ledger, request).await;
@@ -118,7 +136,7 @@ async fn the_carry_stays_until_a_new_one_and_left_out_occurrences_are_recorded()
         let chain = ledger.chains("sync".into(), "a".into()).await.unwrap().remove(0);
         assert_eq!(chain.carry.as_deref(), Some("2"));
         let record = ledger.attempts(Fence::NONE, 10).await.unwrap().remove(0);
-        assert_eq!((record.overlapped, record.misfired), (3, 4));
+        assert_eq!((record.overlapped, record.misfired, record.excluded), (3, 4, 5));
     }
 }
 

@@ -155,7 +155,7 @@ pub fn end(hint: &Hint, fence: Fence, at: Time, next: Next, verdict: Verdict) ->
         spawned: Vec::new(),
         failed: Vec::new(),
         ran: true,
-        left_out: (0, 0),
+        left_out: Default::default(),
         carry: None,
         learned: None,
         parent: hint.parent,

@@ -84,7 +84,7 @@ async fn a_manual_run_is_a_run_of_its_chain() {
         let grant = granted(ledger, &rotation, LEASE).await;
         let cooldown = Duration::from_secs(3_600);
         let guard = Guard { cooldown, ..Guard::default() };
-        let ask = async |hint: &Hint| ClaimRequest { guard, ..ask(ledger, hint, LEASE).await };
+        let ask = async |hint: &Hint| ClaimRequest { guard: guard.clone(), ..ask(ledger, hint, LEASE).await };
         let of = |if_running, force| Manual { if_running, force };
         // While the rotation runs: refused, afterwards, or beside it.
         let refused = manual(ledger, "a", Manual::default()).await;

@@ -1,15 +1,18 @@
 //! What the endpoints share.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
 use roundelay_config::Config;
 use roundelay_engine as engine;
+use roundelay_engine::calendars::with_days;
 use roundelay_engine::{Connections, StartError};
 use roundelay_ledger::{Ledger, LedgerUrl};
 use roundelay_model::clock::{Clock, Entropy};
 use tokio::sync::OnceCell;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::actor::Actor;
@@ -19,6 +22,9 @@ use super::{ladder, problem};
 use crate::inspect::broker::BrokerStatus;
 use crate::inspect::status_cache::StatusCache;
 use crate::operate::Operator;
+
+/// How often the days of calendars are read that workers have read from a database.
+const DAYS_EVERY: Duration = Duration::from_secs(30);
 
 /// Opens a second connection to the ledger, so that a count of very many chains does not delay other requests. A ledger
 /// in memory has one connection only.
@@ -161,7 +167,27 @@ impl Api {
             Ok(connections) => Ok(connections.broker.clone()),
             Err(problem) => Err(problem.detail),
         };
-        self.status_cache.keep(every, || self.config(), &*self.ledger, &*self.counting, broker).await;
+        let status = self.status_cache.keep(every, || self.config(), &*self.ledger, &*self.counting, broker);
+        tokio::join!(status, self.keep_days());
+    }
+
+    /// Updates without end the days of calendars that workers have read.
+    async fn keep_days(&self) {
+        loop {
+            let config = self.config();
+            match with_days(&config, &*self.ledger).await {
+                Ok(Cow::Owned(with)) => {
+                    let mut now = self.config.write();
+                    // A worker may have read the configuration again meanwhile, and brings its days along.
+                    if Arc::ptr_eq(&now, &config) {
+                        *now = Arc::new(with);
+                    }
+                }
+                Ok(Cow::Borrowed(_)) => {}
+                Err(error) => tracing::debug!(%error, "the days of calendars cannot be read"),
+            }
+            sleep(DAYS_EVERY).await;
+        }
     }
 
     /// The simulations that requests have started.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use roundelay_config::{Config, OwnSchedule, schedule_of_kind};
+use roundelay_engine::calendars::with_days;
 use roundelay_engine::holds::Holds;
 use roundelay_engine::monitor::stuck;
 use roundelay_engine::overslept;
@@ -185,6 +186,8 @@ pub struct AttemptReport {
     pub overlapped: u32,
     /// Occurrences that were left out because nothing could start.
     pub misfired: u32,
+    /// Occurrences that calendars left out.
+    pub excluded: u32,
     /// The last progress that the attempt has reported.
     pub progress: Option<ProgressReport>,
 }
@@ -192,7 +195,7 @@ pub struct AttemptReport {
 impl AttemptReport {
     pub fn of(record: AttemptRecord, wall_clock: &WallClock) -> Self {
         let AttemptRecord { fence, epoch, tick, attempt, worker, due, started, finished, .. } = record;
-        let AttemptRecord { verdict, reason, overlapped, misfired, progress, .. } = record;
+        let AttemptRecord { verdict, reason, overlapped, misfired, excluded, progress, .. } = record;
         Self {
             fence,
             epoch,
@@ -209,6 +212,7 @@ impl AttemptReport {
             reason,
             overlapped,
             misfired,
+            excluded,
             progress: progress.map(|progress| ProgressReport::of(progress, wall_clock)),
         }
     }
@@ -261,6 +265,7 @@ pub async fn look(
     ledger: &dyn Ledger,
     asked: &BrokerStatus,
 ) -> Result<Entity, LedgerError> {
+    let config = &*with_days(config, ledger).await?;
     let chains = ledger.chains(kind.into(), key.into()).await?;
     let failures = ledger.failures_of(kind.into(), key.into()).await?;
     let running = ledger.running(kind.into(), key.into()).await?;
@@ -491,7 +496,9 @@ fn ahead(chain: &ChainView, config: &Config, wall_clock: &WallClock) -> (Option<
         return (None, Vec::new());
     };
     let recurrence = config.kinds.get(&chain.hint.kind).and_then(|kind| kind.recurrence.as_ref());
-    if let Some(recurrence) = recurrence.filter(|recurrence| recurrence.fresh.is_some() && chain.schedule.is_none()) {
+    let leaves_times = |own: &String| OwnSchedule::parse(own).is_ok_and(|own| !own.names_times());
+    let learns = chain.schedule.as_ref().is_none_or(leaves_times);
+    if let Some(recurrence) = recurrence.filter(|recurrence| recurrence.fresh.is_some() && learns) {
         // What comes after the next tick is decided when that has run.
         return (
             Some(format!("{}: {}", recurrence.words(), learned(chain.learned.as_deref(), wall_clock))),
@@ -519,6 +526,8 @@ fn ahead(chain: &ChainView, config: &Config, wall_clock: &WallClock) -> (Option<
     let mut next = Vec::new();
     while next.len() < AHEAD
         && let Some(occurrence) = schedule.next(ran, setting)
+        // Where calendars allow nothing more, it is one at which the chain looks again.
+        && !schedule.excluded.excludes(wall_clock.wall(occurrence.due))
     {
         next.push(occurrence.due);
         ran = Ran { nominal: occurrence.nominal, started: occurrence.due, finished: occurrence.due };

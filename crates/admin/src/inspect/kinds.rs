@@ -52,6 +52,8 @@ pub struct KindReport {
     pub failure_rate: Option<f64>,
     /// How many occurrences were left out, because the chain still ran or nothing could start.
     pub left_out: u64,
+    /// How many occurrences calendars left out.
+    pub excluded: u64,
     /// How long handlers ran.
     pub took_ms: Option<Quantiles>,
     /// How long after they were due runs started.
@@ -219,6 +221,7 @@ pub fn kinds(
             },
             failure_rate: attempts.failure_rate(),
             left_out: all.left_out,
+            excluded: all.excluded,
             took_ms: Quantiles::of(&all.took),
             late_ms: Quantiles::of(&all.late),
             series: buckets

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use roundelay_config::{Config, OwnSchedule};
 use roundelay_engine::Connections;
+use roundelay_engine::calendars::with_days;
 use roundelay_engine::reschedule::{Replanned, Rescheduler};
 use roundelay_ledger::{ChainState, ListFilter};
 use roundelay_model::schedule::{Rhythm, Schedule};
@@ -52,6 +53,7 @@ pub async fn set(
     wait: Duration,
 ) -> Result<Scheduled> {
     let ledger = &connections.ledger;
+    let config = &*with_days(config, &**ledger).await?;
     let settings = config.kind(kind).map_err(OperateError::Unknown)?;
     let Some(recurrence) = &settings.recurrence else {
         let why = format!("kinds.{kind} has none of `every`, `cron` and `at`, so it has no chains");

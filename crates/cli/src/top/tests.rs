@@ -218,6 +218,7 @@ fn attempt(number: i64, key: &str, verdict: Option<&str>, reason: Option<&str>) 
         reason: reason.map(str::to_owned),
         overlapped: 0,
         misfired: 0,
+        excluded: 0,
         progress: None,
     }
 }

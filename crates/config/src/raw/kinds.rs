@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use roundelay_model::guard::IfRunning;
+use roundelay_model::schedule::{OneOrMany, WhenExcluded};
 use serde::Deserialize;
 
 use super::duration::{HumanDuration, secs};
@@ -57,7 +58,7 @@ pub struct Kind {
     /// When by the wall clock: minute, hour, day of month, month, day of week, with seconds in front if wanted, or
     /// `@hourly` and its like.
     pub cron: Option<String>,
-    /// The time zone of `cron`, by its name in the IANA database.
+    /// The time zone of `cron`, of `quiet`, and of calendars without one, by its name in the IANA database.
     #[cfg_attr(test, schemars(extend("default" = "UTC")))]
     pub zone: Option<String>,
     /// Once, at this moment, such as `2030-01-01T03:00:00Z`.
@@ -78,6 +79,15 @@ pub struct Kind {
     pub misfire_window: Option<HumanDuration>,
     /// They are spread over so long, so that nothing bursts. Without it there is no spread.
     pub misfire_spread: Option<HumanDuration>,
+    /// Calendars in whose time no tick starts: a name, or a list.
+    pub except: Option<OneOrMany>,
+    /// Calendars outside of whose time no tick starts.
+    pub only: Option<OneOrMany>,
+    /// Hours in which no tick starts, such as `22:00-06:00`, or a list.
+    pub quiet: Option<OneOrMany>,
+    /// What becomes of an occurrence in excluded time.
+    #[cfg_attr(test, schemars(extend("default" = "skip")))]
+    pub when_excluded: Option<WhenExcluded>,
     /// Two starts may lie closer together than `every` by this, and no more: a tick that comes sooner is dropped. With
     /// `from = "start"` or `"nominal"`.
     pub tolerance: Option<HumanDuration>,
@@ -135,6 +145,10 @@ impl Default for Kind {
             misfire: None,
             misfire_window: None,
             misfire_spread: None,
+            except: None,
+            only: None,
+            quiet: None,
+            when_excluded: None,
             tolerance: None,
             cooldown: None,
             time_box: None,

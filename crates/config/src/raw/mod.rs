@@ -2,6 +2,7 @@
 //! `check` turns it into settings.
 
 mod api;
+mod calendars;
 pub mod duration;
 mod failures;
 pub mod handlers;
@@ -19,6 +20,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 pub use api::Api;
+pub use calendars::{Calendar, CalendarSql};
 pub use duration::HumanDuration;
 pub use failures::{Backoff, Policy, Reason, Reconcile, Retry};
 pub use handlers::{Exec, Handler, Limits};
@@ -58,6 +60,8 @@ pub struct Raw {
     pub throttles: BTreeMap<String, Throttle>,
     /// One table for each tenant whose share differs from that of others.
     pub tenants: BTreeMap<String, Tenant>,
+    /// One table for each set of days and hours that kinds and chains name in `except` and `only`.
+    pub calendars: BTreeMap<String, Calendar>,
     /// One table for each reason that work fails for: what follows, for all kinds.
     pub reasons: BTreeMap<String, Reason>,
     /// One table for each kind of job.

@@ -1,6 +1,7 @@
 //! When the chains of a kind recur: the part of `[kinds]` that is a schedule.
 
 use roundelay_model::fresh;
+use roundelay_model::schedule::{OneOrMany, WhenExcluded};
 use serde::{Deserialize, Serialize};
 
 use super::duration::HumanDuration;
@@ -20,6 +21,10 @@ pub struct Recurrence {
     pub misfire: Option<Misfire>,
     pub misfire_window: Option<HumanDuration>,
     pub misfire_spread: Option<HumanDuration>,
+    pub except: Option<OneOrMany>,
+    pub only: Option<OneOrMany>,
+    pub quiet: Option<OneOrMany>,
+    pub when_excluded: Option<WhenExcluded>,
     pub tolerance: Option<HumanDuration>,
     pub cooldown: Option<HumanDuration>,
     pub time_box: Option<String>,
@@ -43,6 +48,10 @@ impl Kind {
             misfire: self.misfire.take(),
             misfire_window: self.misfire_window.take(),
             misfire_spread: self.misfire_spread.take(),
+            except: self.except.take(),
+            only: self.only.take(),
+            quiet: self.quiet.take(),
+            when_excluded: self.when_excluded.take(),
             tolerance: self.tolerance.take(),
             cooldown: self.cooldown.take(),
             time_box: self.time_box.take(),
@@ -55,7 +64,7 @@ impl Kind {
 
 impl Recurrence {
     /// Settings that mean nothing without a schedule, and whether they are given.
-    pub fn needs_a_schedule(&self) -> [(&'static str, bool); 9] {
+    pub fn needs_a_schedule(&self) -> [(&'static str, bool); 13] {
         [
             ("jitter", self.jitter.is_some()),
             ("phase", self.phase.is_some()),
@@ -63,6 +72,10 @@ impl Recurrence {
             ("misfire", self.misfire.is_some()),
             ("misfire_window", self.misfire_window.is_some()),
             ("misfire_spread", self.misfire_spread.is_some()),
+            ("except", self.except.is_some()),
+            ("only", self.only.is_some()),
+            ("quiet", self.quiet.is_some()),
+            ("when_excluded", self.when_excluded.is_some()),
             ("tolerance", self.tolerance.is_some()),
             ("cooldown", self.cooldown.is_some()),
             ("time_box", self.time_box.is_some()),

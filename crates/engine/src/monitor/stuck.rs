@@ -6,10 +6,11 @@
 use std::time::Duration;
 
 use roundelay_broker::Depth;
-use roundelay_config::{Config, is_internal};
+use roundelay_config::{Config, is_internal, schedule_of};
 use roundelay_ledger::{AttemptRecord, ChainState, ChainView, Holder, LateChain};
 use roundelay_model::clock::Time;
 use roundelay_model::deaths::CLASS;
+use roundelay_model::schedule::{Asleep, phase};
 use roundelay_model::wall_clock::{At, WallClock};
 
 use crate::overslept::{schedules, since};
@@ -80,6 +81,9 @@ pub fn doing(
             }
             // It may have been put off for want of a slot.
             let throttle = throttle.map_or_else(String::new, |throttle| format!("; now {throttle}"));
+            if let Some(calendars) = by_calendars(chain, config, (now, wall_clock)) {
+                return format!("it sleeps until {until}{throttle}; {calendars}");
+            }
             return if hint.attempt > 1 {
                 format!("its last attempt did not work; it is tried again at {until}{throttle}")
             } else {
@@ -89,6 +93,17 @@ pub fn doing(
         _ => {}
     }
     why(&late(), config, broker, throttle, now)
+}
+
+/// Why a tick that has not started comes no sooner, where calendars are the reason.
+fn by_calendars(chain: &ChainView, config: &Config, (now, wall_clock): (Time, &WallClock)) -> Option<String> {
+    let ChainView { hint, nominal, last_start, last_finish, .. } = chain;
+    if chain.once || hint.attempt > 1 || chain.started_tick >= hint.tick {
+        return None;
+    }
+    let schedule = schedule_of((&hint.kind, chain.schedule.as_deref()), config)?;
+    let asleep = Asleep { nominal: *nominal, due: hint.due, last_start: *last_start, last_finish: *last_finish };
+    schedule.because(asleep, now, phase(&hint.kind, &hint.key), wall_clock)
 }
 
 fn rough(span: Duration) -> String {
@@ -238,6 +253,7 @@ mod tests {
             reason: Some(SET_ASIDE.into()),
             overlapped: 0,
             misfired: 0,
+            excluded: 0,
             progress: None,
         }
     }

@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use roundelay_model::fresh::Known;
 use roundelay_model::kind_stats::KindStats;
-use roundelay_model::outcome::Verdict;
+use roundelay_model::outcome::{LeftOut, Verdict};
 use roundelay_model::reason::Class;
 use tokio::time::Instant;
 
@@ -138,7 +138,7 @@ pub struct KindFigures {
     /// A cell for each end and reason; a series begins with the first attempt that ends so.
     attempts: Box<[OnceLock<Counter>]>,
     /// Occurrences left out, because the chain still ran and because nothing could start.
-    left_out: [Counter; 2],
+    left_out: [Counter; 3],
     /// What has come since it was last taken, for the ledger.
     recent: Mutex<KindStats>,
 }
@@ -153,7 +153,7 @@ impl KindFigures {
             duration: families.duration.get_or_create_owned(&label),
             family: families.attempts.clone(),
             attempts: (0..ENDS.len() * (Class::ALL.len() + 1)).map(|_| OnceLock::new()).collect(),
-            left_out: ["overlap", "misfire"]
+            left_out: ["overlap", "misfire", "calendar"]
                 .map(|reason| families.left_out.get_or_create_owned(&ByLeftOut { kind: kind.to_owned(), reason })),
             recent: Mutex::default(),
         };
@@ -197,13 +197,16 @@ impl KindFigures {
         }
     }
 
-    /// Occurrences went by without a run: because the chain still ran, and because nothing could
-    /// start.
-    pub fn left_out(&self, overlapped: u32, misfired: u32) {
-        self.left_out[0].inc_by(overlapped.into());
-        self.left_out[1].inc_by(misfired.into());
-        if overlapped + misfired > 0 {
-            self.recent.lock().left_out += u64::from(overlapped) + u64::from(misfired);
+    /// Occurrences went by without a run.
+    pub fn left_out(&self, left_out: LeftOut) {
+        let LeftOut { overlapped, misfired, excluded } = left_out;
+        for (counter, count) in self.left_out.iter().zip([overlapped, misfired, excluded]) {
+            counter.inc_by(count.into());
+        }
+        if left_out != LeftOut::default() {
+            let mut recent = self.recent.lock();
+            recent.left_out += u64::from(overlapped) + u64::from(misfired);
+            recent.excluded += u64::from(excluded);
         }
     }
 

@@ -7,7 +7,6 @@ use roundelay_model::deaths;
 use roundelay_model::deaths::{Company, SUSPECTED};
 use roundelay_model::guard::{Guard, IfRunning, Manual, Past, Refusal};
 use roundelay_model::ids::{Epoch, TickNo};
-use roundelay_model::schedule::own_interval;
 
 use crate::chain::{ChainState, Hint, Holder};
 use crate::claim::{Claim, ClaimRequest};
@@ -173,7 +172,8 @@ pub fn decide_claim(
     }
     let past = Past { last_start: row.last_start, last_finish: row.last_finish, due: row.hint.due };
     let asked_before = row.once || row.has_started();
-    let guard = request.guard.with_interval(row.schedule.as_deref().and_then(own_interval));
+    let own = row.schedule.as_deref().filter(|_| !asked_before).map(|own| request.guard.with_own(own));
+    let guard = own.as_ref().unwrap_or(&request.guard);
     ClaimDecision::Grant(if asked_before { None } else { guard.refuses(past, now) })
 }
 

@@ -11,6 +11,7 @@ use roundelay_model::deaths::SET_ASIDE;
 use roundelay_model::failure::FailedItem;
 use roundelay_model::guard::Manual;
 use roundelay_model::ids::{Epoch, Fence, TickNo};
+use roundelay_model::outcome::LeftOut;
 
 use super::grant::ChainRow;
 use super::sorted::SortedMap;
@@ -114,7 +115,7 @@ pub(crate) struct Ended {
     pub(crate) at: Time,
     pub(crate) verdict: &'static str,
     pub(crate) reason: Option<String>,
-    pub(crate) left_out: (u32, u32),
+    pub(crate) left_out: LeftOut,
     pub(crate) progress: Option<String>,
     /// Unless it has an end already.
     pub(crate) only_if_open: bool,
@@ -405,7 +406,7 @@ fn lost(writes: &mut Writes, fence: Fence, reason: Option<&str>, at: Time) {
         at,
         verdict: "lost",
         reason: reason.map(Into::into),
-        left_out: (0, 0),
+        left_out: LeftOut::default(),
         progress: None,
         only_if_open: true,
     };

@@ -66,9 +66,10 @@ impl History for PostgresLedger {
             " RETURNING *)
             INSERT INTO attempts_archive
                 (fence, epoch, kind, key, tick, attempt, worker, due, started, finished, verdict, reason, overlapped,
-                 misfired, progress)
+                 misfired, excluded, progress)
             SELECT old.fence, old.epoch, c.kind, c.key, old.tick, old.attempt, old.worker, old.due, old.started,
-                   old.finished, old.verdict, old.reason, old.overlapped, old.misfired, old.progress
+                   old.finished, old.verdict, old.reason, old.overlapped, old.misfired, old.excluded,
+                   old.progress
             FROM old LEFT JOIN chains c ON c.epoch = old.epoch
             ON CONFLICT (fence) DO NOTHING"
         );

@@ -130,7 +130,7 @@ impl Reader {
 
     pub(super) async fn attempts(&self, after: Fence, limit: u32) -> Result<Vec<AttemptRecord>> {
         let sql = "SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason,
-                          overlapped, misfired, progress
+                          overlapped, misfired, excluded, progress
                    FROM attempts
                    WHERE fence > $1 ORDER BY fence LIMIT $2";
         self.rows(sql, &[&after.get(), &i64::from(limit)], attempt).await
@@ -364,7 +364,7 @@ impl Reader {
                        UNION ALL
                        SELECT previous, more - 1 FROM back JOIN attempts ON fence = number WHERE more > 1)
                    SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped,
-                          misfired, progress
+                          misfired, excluded, progress
                    FROM back JOIN attempts ON fence = number ORDER BY fence DESC";
         self.rows(sql, &[&fence.get(), &i64::from(limit)], attempt).await
     }
@@ -395,7 +395,7 @@ fn chain(row: &Row) -> Result<ChainView, Error> {
 }
 
 /// In the order fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped, misfired,
-/// progress.
+/// excluded, progress.
 pub(super) fn attempt(row: &Row) -> Result<AttemptRecord, Error> {
     Ok(AttemptRecord {
         fence: Fence(row.try_get(0)?),
@@ -410,7 +410,8 @@ pub(super) fn attempt(row: &Row) -> Result<AttemptRecord, Error> {
         reason: row.try_get(9)?,
         overlapped: small(row.try_get(10)?),
         misfired: small(row.try_get(11)?),
-        progress: row.try_get::<_, Option<String>>(12)?.as_deref().and_then(Progress::read),
+        excluded: small(row.try_get(12)?),
+        progress: row.try_get::<_, Option<String>>(13)?.as_deref().and_then(Progress::read),
     })
 }
 

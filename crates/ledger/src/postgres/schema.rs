@@ -6,7 +6,7 @@ use tokio_postgres::{Client, Error};
 use super::connect::{Session, words};
 
 /// One step for each version that was ever released; a schema is brought up to the last.
-const MIGRATIONS: [&str; 21] = [
+const MIGRATIONS: [&str; 22] = [
     // Version 1. Epochs and fences come from sequences without a cache, which would give them out of order. Text is
     // compared byte by byte, so that an index does not depend on the system's locales. Pages have room to spare, since
     // most updates (a claim changes no indexed column) can then stay on their page and leave the indexes alone; that is
@@ -129,6 +129,7 @@ const MIGRATIONS: [&str; 21] = [
     SYNCHRONOUS,
     KIND_STATS,
     LEARNED,
+    EXCLUDED,
     BACKLOG,
 ];
 
@@ -341,6 +342,11 @@ const KIND_STATS: &str = r#"
 
 /// What chains have learned of how often their entities change.
 const LEARNED: &str = "ALTER TABLE chains ADD COLUMN learned bytea";
+
+/// Occurrences that calendars have left out.
+const EXCLUDED: &str = "
+    ALTER TABLE attempts ADD COLUMN excluded int8 NOT NULL DEFAULT 0;
+    ALTER TABLE attempts_archive ADD COLUMN excluded int8 NOT NULL DEFAULT 0;";
 
 /// Messages of fair queues that wait for their tenant's turn: `taken` is the session that has taken one, or 0. And leave
 /// to run one job of a tenant each, where quotas limit them: `held` has the session and the number of each.

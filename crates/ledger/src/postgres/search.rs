@@ -58,7 +58,7 @@ macro_rules! fitting {
     ($($attempts:tt)*) => {
         concat!(
             "SELECT a.fence, a.epoch, a.tick, a.attempt, a.worker, a.due, a.started, a.finished, a.verdict, a.reason,
-                    a.overlapped, a.misfired, a.progress, c.kind, c.key
+                    a.overlapped, a.misfired, a.excluded, a.progress, c.kind, c.key
              FROM (",
             $($attempts)*,
             ") a LEFT JOIN chains c ON c.epoch = a.epoch
@@ -172,9 +172,9 @@ impl Search for PostgresLedger {
                        UNION ALL
                        SELECT root, previous, more - 1 FROM back JOIN attempts ON fence = number WHERE more > 1)
                    SELECT fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped,
-                          misfired, progress, root
+                          misfired, excluded, progress, root
                    FROM back JOIN attempts ON fence = number ORDER BY fence DESC";
-        let rooted = |row: &Row| Ok((Fence(row.try_get(13)?), attempt(row)?));
+        let rooted = |row: &Row| Ok((Fence(row.try_get(14)?), attempt(row)?));
         let numbers: Vec<i64> = fences.iter().map(|fence| fence.get()).collect();
         let mut of: HashMap<Fence, Vec<AttemptRecord>> = HashMap::new();
         for (root, record) in self.reader.rows(sql, &[&numbers, &i64::from(limit)], rooted).await? {
@@ -191,7 +191,7 @@ impl Search for PostgresLedger {
         effort: u32,
     ) -> Result<Found<NamedAttempt, Fence>> {
         let named = |row: &Row| {
-            let name = row.try_get::<_, Option<String>>(13)?.zip(row.try_get(14)?);
+            let name = row.try_get::<_, Option<String>>(14)?.zip(row.try_get(15)?);
             Ok(NamedAttempt { record: attempt(row)?, name })
         };
         let mut before = before.unwrap_or(Fence(i64::MAX));

@@ -50,10 +50,10 @@ pub(super) const BEGIN_ATTEMPTS: &str = "
     SELECT * FROM unnest($1::int8[], $2::int8[], $3::int8[], $4::int8[], $5::int8[], $6::text[], $7::int8[], $8::int8[])";
 pub(super) const END_ATTEMPTS: &str = "
     UPDATE attempts a SET finished = u.finished, verdict = u.verdict, reason = u.reason,
-                          overlapped = u.overlapped, misfired = u.misfired,
+                          overlapped = u.overlapped, misfired = u.misfired, excluded = u.excluded,
                           progress = coalesce(u.progress, a.progress)
-    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::bool[], $6::int8[], $7::int8[], $8::text[])
-         AS u (fence, finished, verdict, reason, only_if_open, overlapped, misfired, progress)
+    FROM unnest($1::int8[], $2::int8[], $3::text[], $4::text[], $5::bool[], $6::int8[], $7::int8[], $8::int8[], $9::text[])
+         AS u (fence, finished, verdict, reason, only_if_open, overlapped, misfired, excluded, progress)
     WHERE a.fence = u.fence AND (a.finished IS NULL OR (a.verdict = 'lost' AND a.reason IS NULL AND NOT u.only_if_open))";
 /// A part that failed permanently stays so, whatever is reported later; for a whole entity the last report counts.
 /// While a job is under way for a part, that job is waited for.
@@ -240,8 +240,9 @@ fn ended(page: &Page) -> Option<Part<'_>> {
             column(&rows, |(_, end)| end.verdict),
             column(&rows, |(_, end)| end.reason.as_deref().map(text)),
             column(&rows, |(_, end)| end.only_if_open),
-            column(&rows, |(_, end)| i64::from(end.left_out.0)),
-            column(&rows, |(_, end)| i64::from(end.left_out.1)),
+            column(&rows, |(_, end)| i64::from(end.left_out.overlapped)),
+            column(&rows, |(_, end)| i64::from(end.left_out.misfired)),
+            column(&rows, |(_, end)| i64::from(end.left_out.excluded)),
             column(&rows, |(_, end)| end.progress.as_deref()),
         ],
     })

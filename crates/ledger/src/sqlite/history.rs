@@ -84,11 +84,11 @@ impl Store {
         let copy = format!(
             "INSERT OR IGNORE INTO attempts_archive
                  (fence, epoch, kind, key, tick, attempt, worker, due, started, finished, verdict, reason, overlapped,
-                  misfired, progress)
+                  misfired, excluded, progress)
              SELECT fence, epoch, (SELECT kind FROM chains WHERE chains.epoch = attempts.epoch),
                     (SELECT key FROM chains WHERE chains.epoch = attempts.epoch),
                     tick, attempt, worker, due, started, finished, verdict, reason, overlapped, misfired,
-                    progress
+                    excluded, progress
              FROM attempts WHERE {OLD}"
         );
         self.connection.prepare_cached(&copy)?.execute(params![before.as_millis(), limit])?;

@@ -6,6 +6,7 @@ use std::ops::Range;
 use roundelay_model::clock::Time;
 use roundelay_model::guard::Manual;
 use roundelay_model::ids::{Epoch, Fence, TickNo};
+use roundelay_model::outcome::LeftOut;
 use rusqlite::{Error, OptionalExtension, Row, ToSql, params};
 
 use super::store::{AFTER_HINT, Result, Store, hint, holder, time};
@@ -82,8 +83,8 @@ const BEGIN_ATTEMPT: &str = "
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
 const END_ATTEMPT: &str = "
     UPDATE attempts SET finished = ?2, verdict = ?3, reason = ?4, overlapped = ?5, misfired = ?6,
-                        progress = coalesce(?7, progress)
-    WHERE fence = ?1 AND (finished IS NULL OR (verdict = 'lost' AND reason IS NULL AND NOT ?8))";
+                        excluded = ?7, progress = coalesce(?8, progress)
+    WHERE fence = ?1 AND (finished IS NULL OR (verdict = 'lost' AND reason IS NULL AND NOT ?9))";
 /// A part that failed permanently stays so, whatever is reported later; for a whole entity the last report counts.
 /// While a job is under way for a part, that job is waited for.
 const FAILURE: &str = "
@@ -474,7 +475,7 @@ impl Store {
     }
 
     fn write_ended(&mut self, fence: Fence, ended: &Ended) -> Result<()> {
-        let (overlapped, misfired) = ended.left_out;
+        let LeftOut { overlapped, misfired, excluded } = ended.left_out;
         let values = params![
             fence.get(),
             ended.at.as_millis(),
@@ -482,6 +483,7 @@ impl Store {
             ended.reason,
             overlapped,
             misfired,
+            excluded,
             ended.progress,
             ended.only_if_open
         ];

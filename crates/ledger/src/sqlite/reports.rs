@@ -347,8 +347,7 @@ impl Store {
 }
 
 /// The columns that [`attempt`] reads.
-pub(super) const ATTEMPT: &str =
-    "fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped, misfired, progress";
+pub(super) const ATTEMPT: &str = "fence, epoch, tick, attempt, worker, due, started, finished, verdict, reason, overlapped, misfired, excluded, progress";
 
 pub(super) fn attempt(row: &Row<'_>) -> Result<AttemptRecord> {
     Ok(AttemptRecord {
@@ -364,7 +363,8 @@ pub(super) fn attempt(row: &Row<'_>) -> Result<AttemptRecord> {
         reason: row.get(9)?,
         overlapped: row.get(10)?,
         misfired: row.get(11)?,
-        progress: row.get::<_, Option<String>>(12)?.as_deref().and_then(Progress::read),
+        excluded: row.get(12)?,
+        progress: row.get::<_, Option<String>>(13)?.as_deref().and_then(Progress::read),
     })
 }
 

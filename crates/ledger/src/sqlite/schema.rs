@@ -6,7 +6,7 @@ use roundelay_model::clock::{Entropy, Time};
 use rusqlite::{Connection, TransactionBehavior, params};
 
 /// One step for each version that was ever released; a file is brought up to the last.
-const MIGRATIONS: [&str; 22] = [
+const MIGRATIONS: [&str; 23] = [
     // Version 1. `epoch` is the row id and AUTOINCREMENT, hence unique and never reused; messages
     // name a chain by it. An attempt's id is its fence, and `previous` leads from a chain's last
     // attempt back through its history without an index that every claim would have to maintain.
@@ -134,6 +134,7 @@ const MIGRATIONS: [&str; 22] = [
     IN_HAND,
     KIND_STATS,
     LEARNED,
+    EXCLUDED,
     BACKLOG,
 ];
 
@@ -406,6 +407,11 @@ const LEARNED: &str = "
                coalesce(h.last_start, c.last_start) AS last_start, c.last_finish, c.parent, c.batch_total,
                c.batch_open, c.batch_failed, c.depth, c.priority, c.manual, c.beside
         FROM chains c LEFT JOIN hot_chains h ON h.epoch = c.epoch;";
+
+/// Occurrences that calendars have left out.
+const EXCLUDED: &str = "
+    ALTER TABLE attempts ADD COLUMN excluded INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE attempts_archive ADD COLUMN excluded INTEGER NOT NULL DEFAULT 0;";
 
 /// Messages of fair queues that wait for their tenant's turn: `taken` is the session that has taken one, or 0. And leave
 /// to run one job of a tenant each, where quotas limit them.

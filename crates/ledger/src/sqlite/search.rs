@@ -230,11 +230,11 @@ const NAMED: &str = "kind, key, owner, queue, previous FROM attempts
 const STARTED: usize = 6;
 const VERDICT: usize = 8;
 const REASON: usize = 9;
-const KIND: usize = 13;
-const KEY: usize = 14;
-const OWNER: usize = 15;
-const QUEUE: usize = 16;
-const PREVIOUS: usize = 17;
+const KIND: usize = 14;
+const KEY: usize = 15;
+const OWNER: usize = 16;
+const QUEUE: usize = 17;
+const PREVIOUS: usize = 18;
 
 /// A search among attempts, and what it has found so far.
 struct Looking<'a> {

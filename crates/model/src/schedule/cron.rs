@@ -96,9 +96,7 @@ impl Cron {
         let pattern = text.parse::<croner::Cron>().map_err(|error| wrong(&error))?;
         let zone = match zone {
             None => TimeZone::UTC,
-            Some(name) => TimeZone::get(name).map_err(|_| {
-                format!("`{name}` is not a time zone; write an IANA name, such as \"Europe/Berlin\" or \"UTC\"")
-            })?,
+            Some(name) => super::calendar::zone(name)?,
         };
         let text = match zone.iana_name() {
             Some(name) => format!("{text} {name}"),

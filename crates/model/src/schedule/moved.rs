@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::{From, MILLISECOND, Rhythm, Schedule, Setting};
+use super::{From, MILLISECOND, Rhythm, Schedule, Setting, WhenExcluded};
 use crate::clock::Time;
 
 /// A chain whose next tick has not started.
@@ -43,11 +43,14 @@ impl Schedule {
     /// a fleet, at the chain's own `share` (from 0 to 1) of the interval from now on, so that it is no herd.
     pub fn moved(&self, asleep: Asleep, now: Time, share: Option<f64>, setting: Setting<'_>) -> Moved {
         match &self.rhythm {
-            Rhythm::At(at) => match setting.wall_clock.steady(*at) {
-                due if due <= now => Moved::Over,
-                due if (asleep.nominal, asleep.due) == (*at, due) => Moved::Fits,
-                due => Moved::To { nominal: *at, due },
-            },
+            Rhythm::At(at) => {
+                let Some(at) = self.once(*at) else { return Moved::Over };
+                match setting.wall_clock.steady(at) {
+                    due if due <= now => Moved::Over,
+                    due if (asleep.nominal, asleep.due) == (at, due) => Moved::Fits,
+                    due => Moved::To { nominal: at, due },
+                }
+            }
             Rhythm::Every { interval, from: From::Finish } => self.moved_delay(*interval, asleep, now, share, setting),
             Rhythm::Every { .. } => self.moved_on_grid(asleep, now, setting),
             Rhythm::Cron(_) => self.moved_on_wall_clock(asleep, now, setting),
@@ -62,20 +65,34 @@ impl Schedule {
         share: Option<f64>,
         setting: Setting<'_>,
     ) -> Moved {
-        let to = |due| Moved::To { nominal: due, due };
-        let never = asleep.last_finish == Time::default();
-        let meant = asleep.last_finish + interval;
-        if !never && (meant - self.jitter..=meant + self.jitter).contains(&asleep.due) {
+        let (wall_clock, last) = (setting.wall_clock, asleep.last_finish);
+        let allowed = |time| !self.excluded.excludes(wall_clock.wall(time));
+        // What calendars exclude of it moves once more.
+        let to = |due: Time| {
+            let due = match allowed(due) {
+                true => due,
+                false => self.next_after(due.since(now), now, interval, setting).due,
+            };
+            Moved::To { nominal: due, due }
+        };
+        let never = last == Time::default();
+        let meant = last + interval;
+        let (early, late) = (meant - self.jitter, meant + self.jitter);
+        let most = |time| self.latest(time, Some(interval), wall_clock);
+        let latest = most(early).max(most(late));
+        // What moves to an earlier time comes after the run before.
+        let earliest = if self.excluded.when == WhenExcluded::Previous && !allowed(late) { last } else { early };
+        if !never && (earliest..=latest).contains(&asleep.due) && allowed(asleep.due) {
             return Moved::Fits;
         }
-        if !never && meant + self.jitter > now {
-            return to((asleep.last_finish + self.delay(interval, asleep.last_finish, setting)).max(now));
+        if !never && late > now {
+            return to((last + self.delay(interval, last, setting)).max(now));
         }
         match share {
             // It comes within an interval, and where it does is as good as anywhere.
-            Some(_) if asleep.due <= now + interval => Moved::Fits,
+            Some(_) if asleep.due <= most(now + interval) && allowed(asleep.due) => Moved::Fits,
             Some(share) => to(now + interval.mul_f64(share.clamp(0.0, 1.0))),
-            None if never && asleep.due <= now + interval => Moved::Fits,
+            None if never && asleep.due <= most(now + interval) && allowed(asleep.due) => Moved::Fits,
             None => to(now),
         }
     }
@@ -83,8 +100,8 @@ impl Schedule {
     fn moved_on_grid(&self, asleep: Asleep, now: Time, setting: Setting<'_>) -> Moved {
         // Where the grid has no place of its own, the last start is a point of it.
         let anchor = if asleep.last_start == Time::default() { asleep.nominal } else { asleep.last_start };
-        let Some(next) = self.after(anchor, now, setting.phase) else { return Moved::Over };
-        let on_grid = self.after(anchor, asleep.nominal - MILLISECOND, setting.phase) == Some(asleep.nominal);
+        let Some(next) = self.after(anchor, now, setting.place()) else { return Moved::Over };
+        let on_grid = self.after(anchor, asleep.nominal - MILLISECOND, setting.place()) == Some(asleep.nominal);
         self.moved_to(next, on_grid, asleep, now, setting)
     }
 
@@ -99,13 +116,24 @@ impl Schedule {
         if on_grid && asleep.nominal <= next && self.explains(asleep.nominal, asleep.due, setting) {
             return Moved::Fits;
         }
-        Moved::To { nominal: next, due: self.bent(next, now, setting) }
+        let (wall_clock, first) = (setting.wall_clock, self.steady(next, setting.wall_clock));
+        let latest = first + self.postponed_by();
+        if asleep.nominal == asleep.due
+            && self.was_postponed(wall_clock.wall(first))
+            && (first..=latest).contains(&asleep.due)
+            && !self.excluded.excludes(wall_clock.wall(asleep.due))
+        {
+            // It has got its own place after the excluded time.
+            return Moved::Fits;
+        }
+        let due = self.bent(next, now, setting);
+        Moved::To { nominal: self.anchored(next, due, setting.wall_clock), due }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Catch, Misfire, Overlap};
+    use super::super::{Catch, Exclusions, Misfire, Overlap};
     use super::*;
     use crate::clock::Entropy;
     use crate::schedule::balance::Balance;
@@ -129,6 +157,7 @@ mod tests {
             spread_phase: false,
             overlap: Overlap::BufferOne,
             misfire: Misfire { policy: Catch::All, window: None, spread: Duration::ZERO },
+            excluded: Exclusions::default(),
         }
     }
 

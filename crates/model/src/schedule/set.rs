@@ -7,7 +7,8 @@
 
 use std::time::Duration;
 
-use super::{Catch, END, MAX_SKEW, MILLISECOND, Rhythm, Schedule, Setting};
+use super::calendar::bend;
+use super::{Catch, END, MAX_SKEW, MILLISECOND, Rhythm, Schedule, Setting, WhenExcluded};
 use crate::clock::Time;
 use crate::outcome::MAX_WAIT;
 use crate::schedule::moved::{Asleep, Moved};
@@ -21,6 +22,7 @@ pub const FURTHEST: Duration = Duration::from_secs(3_660 * 86_400);
 
 /// A ledger's time is read at different places, and by one later than by another.
 const READ_APART: Duration = Duration::from_secs(10);
+const DAY: Duration = Duration::from_secs(86_400);
 /// Over so long, at most, come those that the wall clock was set across.
 const SET_ACROSS: Duration = Duration::from_secs(3_600);
 
@@ -32,8 +34,9 @@ impl Schedule {
         let wall_clock = setting.wall_clock;
         let to = |next| Moved::To { nominal: next, due: self.bent(next, now, setting) };
         if !self.follows_the_wall() || !self.is_occurrence(nominal, setting.phase) {
-            // The wall clock does not matter to this tick.
-            return Moved::Fits;
+            // The wall clock does not matter to this tick, unless calendars exclude its time now.
+            let excluded = due > now && self.excluded.excludes(wall_clock.wall(due));
+            return if excluded { self.moved(asleep, now, None, setting) } else { Moved::Fits };
         }
         let wall = wall_clock.wall(now);
         if nominal <= wall || wall_clock.has_shown(nominal) {
@@ -68,7 +71,7 @@ impl Schedule {
         let mut before = setting.wall_clock.stretches().iter().rev().skip(1).map(|stretch| stretch.ahead);
         before.any(|ahead| {
             let meant = Time::from_millis(nominal.as_millis().saturating_sub(ahead));
-            (meant - self.jitter - MAX_SKEW..=meant + self.jitter + MAX_SKEW).contains(&due)
+            (meant - self.jitter - MAX_SKEW..=meant + self.jitter + self.postponed_by() + MAX_SKEW).contains(&due)
         })
     }
 
@@ -98,20 +101,24 @@ impl Schedule {
         let never = last == Time::default();
         let phase = if self.spread_phase { place } else { 0.0 };
         let meant = match &self.rhythm {
-            _ if never => now,
-            Rhythm::Every { interval, .. } => last + *interval + self.jitter,
-            Rhythm::At(at) => wall_clock.steady(*at) + self.jitter,
+            _ if never => self.latest(now, None, wall_clock),
+            Rhythm::Every { interval, .. } => {
+                let meant = last + *interval;
+                let early = self.latest(meant - self.jitter, Some(*interval), wall_clock);
+                self.latest(meant + self.jitter, Some(*interval), wall_clock).max(early)
+            }
+            Rhythm::At(at) => wall_clock.steady(self.once(*at).unwrap_or(*at)) + self.jitter,
             Rhythm::Cron(_) => wall_clock.steady(self.shown_nominal(nominal, phase, wall_clock)) + self.jitter,
         };
         let occurrence = self.follows_the_wall() && self.is_occurrence(nominal, phase);
         // What a schedule makes of a tick that is late already: it comes at once, or spread over this.
-        let at_once = now + self.jitter + self.misfire.spread + READ_APART;
+        let at_once = self.latest(now, None, wall_clock) + self.jitter + self.misfire.spread + READ_APART;
         let explained = if due > now + MAX_WAIT {
             // It was put off before now, by the longest wait at most. Before the first run an operator may say more.
             if never { now + FURTHEST } else { meant }
         } else if occurrence && nominal > wall_clock.wall(now) {
             // It cannot have been put off before it came.
-            wall_clock.steady(nominal) + self.jitter
+            wall_clock.steady(nominal) + self.jitter + self.postponed_by()
         } else if begun || never || (self.follows_the_wall() && !occurrence) {
             now + MAX_WAIT
         } else if occurrence {
@@ -135,7 +142,27 @@ impl Schedule {
     /// Whether this is when the occurrence of `nominal` is due, as the wall clock is set now.
     pub(super) fn explains(&self, nominal: Time, due: Time, setting: Setting<'_>) -> bool {
         let nominal = self.steady(nominal, setting.wall_clock);
-        (nominal - self.jitter..=nominal + self.jitter).contains(&due)
+        (nominal - self.jitter..=nominal + self.jitter + self.postponed_by()).contains(&due)
+            && !self.excluded.excludes(setting.wall_clock.wall(due))
+    }
+
+    /// By how much what calendars postpone may be due after its nominal time.
+    pub(super) fn postponed_by(&self) -> Duration {
+        let postpones = !self.excluded.is_none() && self.excluded.when == WhenExcluded::Next;
+        if postpones { self.misfire.spread } else { Duration::ZERO }
+    }
+
+    /// When what is meant for `time` comes at the latest, with the time that calendars exclude: an `interval` goes on by
+    /// whole ones. Where they exclude all time to come, at the end of it.
+    pub(super) fn latest(&self, time: Time, interval: Option<Duration>, wall_clock: &WallClock) -> Time {
+        let wall = wall_clock.wall(time);
+        if !self.excluded.excludes(wall) {
+            return time;
+        }
+        let Some(end) = bend::until(&self.excluded, wall, wall + bend::HORIZON) else { return END };
+        // On a day that is excluded as a whole, the same time of another day may be as good.
+        let moved = if self.excluded.when == WhenExcluded::Next { DAY } else { Duration::ZERO };
+        wall_clock.steady(end) + interval.unwrap_or_default().max(moved) + self.misfire.spread
     }
 
     /// Whether `nominal`, which is still to come, was the next occurrence at some time that the wall clock showed
@@ -198,7 +225,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::{From, Misfire, Overlap, Ran};
+    use super::super::{Exclusions, From, Misfire, Overlap, Ran};
     use super::*;
     use crate::clock::Entropy;
     use crate::schedule::balance::Balance;
@@ -226,6 +253,7 @@ mod tests {
             spread_phase: false,
             overlap: Overlap::Skip,
             misfire: Misfire { policy, window: window.map(minutes), spread: Duration::ZERO },
+            excluded: Exclusions::default(),
         }
     }
 

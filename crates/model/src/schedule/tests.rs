@@ -81,8 +81,13 @@ fn a_table_of_what_follows() {
     ];
     for (label, schedule, (nominal, started, finished), expected) in table {
         let next = next(&schedule, ran(nominal, started, finished)).unwrap();
-        let expected =
-            Occurrence { nominal: at(expected.0), due: at(expected.1), overlapped: expected.2, misfired: expected.3 };
+        let expected = Occurrence {
+            nominal: at(expected.0),
+            due: at(expected.1),
+            overlapped: expected.2,
+            misfired: expected.3,
+            excluded: 0,
+        };
         assert_eq!(next, expected, "{label}");
     }
 }
@@ -263,6 +268,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
             spread_phase,
             overlap,
             misfire: Misfire { policy, window: window.map(s), spread: s(5) },
+            excluded: Exclusions::default(),
         },
     )
 }
@@ -298,6 +304,252 @@ proptest! {
         if let Rhythm::Every { interval, from: From::Nominal } = schedule.rhythm {
             let all = tick.nominal.since(first).as_millis() / interval.as_millis() + 1;
             prop_assert_eq!(u128::from(counted + runs_so_far), all);
+        }
+    }
+}
+
+// ---- Calendars ----
+
+use crate::schedule::calendar::{Calendar, Days};
+
+fn quiet(hours: &str, zone: &str, when: WhenExcluded) -> Exclusions {
+    let zone = Some(super::calendar::zone(zone).unwrap());
+    Exclusions { quiet: vec![hours.parse().unwrap()], zone, when, ..Exclusions::default() }
+}
+
+/// Monday to Friday.
+fn business_days(when: WhenExcluded) -> Exclusions {
+    let days = Days { weekdays: "mon-fri".parse().unwrap(), ..Days::default() };
+    let office = Calendar { days: Some(days), ..Calendar::default() };
+    let book = [("office".to_owned(), office)].into();
+    Exclusions { book: std::sync::Arc::new(book), only: vec!["office".into()], when, ..Exclusions::default() }
+}
+
+#[test]
+fn a_table_of_what_follows_with_calendars() {
+    use WhenExcluded::{Next, Previous, Skip};
+    // 1970-01-01 was a Thursday. Hours of UTC, and days.
+    let h = |hours: i64| hours * 3_600;
+    let night = |when| quiet("22:00-06:00", "UTC", when);
+    let with = |schedule: Schedule, excluded: Exclusions| Schedule { excluded, ..schedule };
+    let spread = |schedule: Schedule| Schedule { misfire: Misfire { spread: s(600), ..schedule.misfire }, ..schedule };
+    let daily = |hour: u32| {
+        let rhythm = Rhythm::Cron(Cron::parse(&format!("0 {hour} * * *"), None).unwrap());
+        Schedule { rhythm, ..every(1, From::Finish) }
+    };
+    // Schedule, (nominal, started, finished) → (nominal, overlapped, misfired, excluded).
+    let table = [
+        (
+            "by whole intervals",
+            with(every(600, From::Finish), night(Skip)),
+            (h(21), h(21), h(22) - 60),
+            (h(30) + 540, 0, 0, 48),
+        ),
+        ("at the end", with(every(600, From::Finish), night(Next)), (h(21), h(21), h(22) - 60), (h(30), 0, 0, 47)),
+        (
+            "before it",
+            with(every(600, From::Finish), night(Previous)),
+            (h(21), h(21), h(22) - 300),
+            (h(22) - 60, 0, 0, 0),
+        ),
+        (
+            "before it is over",
+            with(every(600, From::Finish), night(Previous)),
+            (h(21), h(22) - 60, h(22) - 60),
+            (h(30) + 540, 0, 0, 48),
+        ),
+        (
+            "a place of its own in the day",
+            with(every(86_400, From::Finish), night(Skip)),
+            (0, h(23), h(23)),
+            (h(56), 0, 0, 0),
+        ),
+        (
+            "a grid",
+            with(every(600, From::Nominal), night(Skip)),
+            (h(22) - 600, h(22) - 600, h(22) - 590),
+            (h(30), 0, 0, 48),
+        ),
+        (
+            "a grid, at the end",
+            with(every(600, From::Nominal), night(Next)),
+            (h(22) - 600, h(22) - 600, h(22) - 590),
+            (h(30), 0, 0, 48),
+        ),
+        (
+            "a grid over an outage",
+            with(every(600, From::Nominal), night(Skip)),
+            (h(21), h(31), h(31) + 10),
+            (h(31) + 600, 0, 12, 48),
+        ),
+        ("each is excluded", with(daily(23), night(Skip)), (h(23), h(23), h(23) + 1), (h(71), 0, 0, 1)),
+        ("the end of the night", with(daily(23), night(Next)), (h(6), h(6), h(6) + 1), (h(30), 0, 0, 0)),
+        ("business days", with(daily(9), business_days(Skip)), (h(33), h(33), h(33) + 1), (h(4 * 24 + 9), 0, 0, 2)),
+        (
+            "the next business day",
+            with(daily(9), business_days(Next)),
+            (h(33), h(33), h(33) + 1),
+            (h(4 * 24 + 9), 0, 0, 2),
+        ),
+    ];
+    for (label, schedule, (nominal, started, finished), expected) in table {
+        let next = next(&schedule, ran(nominal, started, finished)).unwrap();
+        let found = (next.nominal.as_millis() / 1_000, next.overlapped, next.misfired, next.excluded);
+        assert_eq!(found, expected, "{label}");
+        assert_eq!(next.due, next.nominal, "{label}");
+    }
+    // A fleet does not come at the end of the night at once.
+    let late = spread(with(daily(23), night(Next)));
+    let dues: Vec<Time> = (0..50)
+        .map(|n| {
+            let (balance, dice, wall_clock) = (Balance::default(), Entropy::seeded(n), WallClock::default());
+            let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &wall_clock };
+            late.next(ran(h(6), h(6), h(6) + 1), setting).unwrap().due
+        })
+        .collect();
+    assert!(dues.iter().all(|due| (at(h(30))..at(h(30) + 600)).contains(due)), "{dues:?}");
+    assert!(dues.iter().max().unwrap().since(*dues.iter().min().unwrap()) > s(300), "{dues:?}");
+}
+
+#[test]
+fn what_comes_once_follows_its_calendars() {
+    let friday = |hour: i64| at((24 + hour) * 3_600);
+    let once = |excluded| Schedule { rhythm: Rhythm::At(friday(23)), excluded, ..every(1, From::Finish) };
+    for (when, expected) in [
+        (WhenExcluded::Skip, None),
+        (WhenExcluded::Next, Some(friday(30))),
+        (WhenExcluded::Previous, Some(friday(22) - s(60))),
+    ] {
+        let schedule = once(quiet("22:00-06:00", "UTC", when));
+        let (balance, dice, wall_clock) = (Balance::default(), Entropy::seeded(1), WallClock::default());
+        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &wall_clock };
+        assert_eq!(schedule.first(friday(0), s(0), setting).map(|first| first.due), expected, "{when:?}");
+    }
+}
+
+#[test]
+fn a_chain_that_calendars_leave_nothing_looks_again() {
+    let nothing = Exclusions { only: vec!["gone".into()], ..Exclusions::default() };
+    for schedule in [every(600, From::Finish), every(600, From::Nominal), every(600, From::Start), cron("5 * * * *")] {
+        let schedule = Schedule { excluded: nothing.clone(), ..schedule };
+        let (balance, dice, wall_clock) = (Balance::default(), Entropy::seeded(1), WallClock::default());
+        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &wall_clock };
+        let next = schedule.next(ran(300, 300, 310), setting).unwrap();
+        assert!((s(86_400)..s(90_000)).contains(&next.due.since(at(310))), "{schedule}: {}", next.due);
+        assert!(next.excluded > 20, "{schedule}: {next:?}");
+        let first = schedule.first(at(0), s(5), setting).unwrap();
+        assert!(first.due.since(at(0)) >= s(86_400), "{schedule}: {first:?}");
+        let asleep = Asleep { nominal: next.nominal, due: next.due, last_start: at(300), last_finish: at(310) };
+        let why = schedule.because(asleep, at(400), 0.0, &wall_clock).unwrap();
+        assert!(why.contains("no occurrence in the next ten years is allowed") && why.contains("looks again"), "{why}");
+        assert_eq!(schedule.overslept(asleep, false, at(400), 0.0, &wall_clock), None, "{schedule}");
+    }
+}
+
+#[test]
+fn why_a_chain_sleeps_is_told() {
+    let night = quiet("22:00-06:00", "Asia/Tokyo", WhenExcluded::Skip);
+    let schedule = Schedule { excluded: night, ..every(600, From::Finish) };
+    // 21:58 and 02:13 in Tokyo.
+    let (last, now) = (at(12 * 3_600 + 58 * 60), at(17 * 3_600 + 13 * 60));
+    let asleep =
+        Asleep { nominal: at(21 * 3_600 + 480), due: at(21 * 3_600 + 480), last_start: last, last_finish: last };
+    let told = |now| schedule.because(asleep, now, 0.0, &WallClock::default()).unwrap();
+    let words = "the quiet hours 22:00-06:00 (Asia/Tokyo)";
+    assert_eq!(told(now), format!("the next tick is 06:08: 1970-01-01 22:08 is in {words}"));
+    assert_eq!(told(last), format!("the next tick is 1970-01-02 06:08: 22:08 is in {words}"));
+    assert_eq!(schedule.to_string(), "every 10m, quiet 22:00-06:00 (Asia/Tokyo)");
+}
+
+fn any_exclusions() -> impl Strategy<Value = Exclusions> {
+    let when = prop_oneof![Just(WhenExcluded::Skip), Just(WhenExcluded::Next), Just(WhenExcluded::Previous)];
+    let zone = prop_oneof![Just("Europe/Berlin"), Just("America/New_York"), Just("Asia/Tokyo")];
+    let hours = prop_oneof![Just("22:00-06:00"), Just("01:30-02:30"), Just("08:00-20:00"), Just("12:00-12:10")];
+    (hours, zone, any::<bool>(), when).prop_map(|(hours, zone, weekdays, when)| {
+        let only = if weekdays { business_days(when) } else { Exclusions::default() };
+        Exclusions { book: only.book, only: only.only, ..quiet(hours, zone, when) }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    /// However late and long runs are, wherever the clock changes: nothing is due in excluded time, nothing is due before
+    /// the end of the run before, and each occurrence of a grid runs or is counted once.
+    #[test]
+    fn nothing_is_due_in_excluded_time_and_all_is_counted(
+        schedule in any_schedule(),
+        finish in any::<bool>(),
+        excluded in any_exclusions(),
+        phase in 0.0_f64..1.0,
+        begin in prop_oneof![Just(1_774_656_000_i64), Just(1_792_800_000), Just(1_920_000_000)],
+        ahead in -7_200_000_i64..7_200_000,
+        runs in prop::collection::vec((0_u64..40_000, 0_u64..40_000), 1..12),
+    ) {
+        let rhythm = match (&schedule.rhythm, finish) {
+            (Rhythm::Every { interval, .. }, true) => Rhythm::Every { interval: *interval, from: From::Finish },
+            (rhythm, _) => rhythm.clone(),
+        };
+        // A fixed delay has no jitter as long as itself.
+        let longest = match &rhythm { Rhythm::Every { interval, .. } => *interval / 2, _ => s(100) };
+        let schedule = Schedule { excluded, rhythm, jitter: schedule.jitter.min(longest), ..schedule };
+        let (balance, dice) = (Balance::default(), Entropy::seeded(5));
+        let wall_clock = WallClock::default().set(at(1_000), ahead);
+        let setting = Setting { phase, balance: &balance, dice: &dice, wall_clock: &wall_clock };
+        let Some(mut tick) = schedule.first(at(begin), s(60), setting) else { panic!("{schedule}") };
+        let comes = !schedule.excluded.excludes(wall_clock.wall(tick.due));
+        prop_assume!(comes);
+        let (first, mut counted, mut so_far) = (tick.nominal, 0, 1);
+        for (late, long) in runs {
+            let started = tick.due + s(late);
+            let ran = Ran { nominal: tick.nominal, started, finished: started + s(long) };
+            let next = schedule.next(ran, setting).unwrap();
+            if schedule.misfire.policy != Catch::All && schedule.overlap == Overlap::Skip {
+                let wall = wall_clock.wall(next.due);
+                prop_assert!(!schedule.excluded.excludes(wall), "{} is excluded: {next:?} after {ran:?}", wall);
+            }
+            prop_assert!(next.due >= ran.finished, "{next:?} after {ran:?}");
+            let asleep = Asleep { nominal: next.nominal, due: next.due, last_start: started, last_finish: ran.finished };
+            prop_assert_eq!(schedule.overslept(asleep, false, ran.finished, phase, &wall_clock), None, "{:?}", next);
+            counted += u64::from(next.overlapped) + u64::from(next.misfired) + u64::from(next.excluded);
+            so_far += 1;
+            tick = next;
+        }
+        let whole = matches!(schedule.rhythm, Rhythm::Every { from: From::Nominal, .. }) && schedule.excluded.when == WhenExcluded::Skip;
+        if let (Rhythm::Every { interval, .. }, true, true) = (&schedule.rhythm, whole, schedule.spread_phase) {
+            // Where an interval is longer than an allowed stretch, its occurrences are off the grid.
+            let on_grid = |time: Time| (time.as_millis() - (interval.as_millis() as f64 * phase) as i64).rem_euclid(interval.as_millis() as i64) == 0;
+            if on_grid(first) && on_grid(tick.nominal) && *interval < s(3_000) {
+                let all = tick.nominal.since(first).as_millis() / interval.as_millis() + 1;
+                prop_assert_eq!(u128::from(counted + so_far), all);
+            }
+        }
+    }
+
+    /// A sleeping chain that is asked again after its schedule has got calendars moves once at most, and never into
+    /// excluded time.
+    #[test]
+    fn what_moves_for_calendars_moves_once(
+        schedule in any_schedule(),
+        finish in any::<bool>(),
+        excluded in any_exclusions(),
+        due in 0_u64..200_000,
+        share in prop::option::of(0.0_f64..1.0),
+    ) {
+        let rhythm = match (&schedule.rhythm, finish) {
+            (Rhythm::Every { interval, .. }, true) => Rhythm::Every { interval: *interval, from: From::Finish },
+            (rhythm, _) => rhythm.clone(),
+        };
+        let schedule = Schedule { excluded, jitter: Duration::ZERO, spread_phase: false, rhythm, ..schedule };
+        let (balance, dice, wall_clock) = (Balance::default(), Entropy::seeded(5), WallClock::default());
+        let setting = Setting { phase: 0.0, balance: &balance, dice: &dice, wall_clock: &wall_clock };
+        let now = at(1_774_656_000);
+        let asleep = Asleep { nominal: now + s(due), due: now + s(due), last_start: now - s(100), last_finish: now - s(50) };
+        if let Moved::To { nominal, due } = schedule.moved(asleep, now, share, setting) {
+            prop_assert!(due >= now);
+            prop_assert!(!schedule.excluded.excludes(due), "{due} is excluded");
+            let again = schedule.moved(Asleep { nominal, due, ..asleep }, now, share, setting);
+            prop_assert!(again == Moved::Fits || due == now || again == Moved::To { nominal, due }, "{due}, and then {again:?}");
         }
     }
 }

@@ -845,7 +845,7 @@ impl Step<'_> {
             spawned: if asks { vec![SpawnedJob { id: JOB.into(), body: Vec::new() }] } else { Vec::new() },
             failed: Vec::new(),
             ran: true,
-            left_out: (0, 0),
+            left_out: Default::default(),
             carry: None,
             learned: None,
             parent: Epoch::NONE,

@@ -39,8 +39,14 @@ struct Load {
 }
 
 /// How often a chain of this kind is to run from `begin` on, if its schedule says so; on average,
-/// where that is the wall clock.
+/// where that is the wall clock, or calendars exclude a part of the time.
 pub(super) fn interval(kind: &KindSettings, begin: Time) -> Option<Duration> {
+    let share = kind.recurrence.as_ref()?.schedule.allowed_share(begin);
+    let plain = plain_interval(kind, begin)?;
+    (share > 0.0).then(|| Duration::try_from_secs_f64(plain.as_secs_f64() / share).unwrap_or(Duration::MAX))
+}
+
+fn plain_interval(kind: &KindSettings, begin: Time) -> Option<Duration> {
     let Rhythm::Cron(cron) = &kind.recurrence.as_ref()?.schedule.rhythm else {
         return kind.recurrence.as_ref()?.schedule.interval(begin, &WallClock::default());
     };
@@ -255,6 +261,15 @@ mod tests {
             config,
         };
         warnings(&plan)
+    }
+
+    #[test]
+    fn time_that_calendars_exclude_makes_the_mean_interval_longer() {
+        let text = "[calendars.office]\nweekdays = \"mon-fri\"\n[kinds.k]\nevery = \"1h\"\nquiet = \"20:00-08:00\"\n\
+                    [kinds.week]\ncron = \"@hourly\"\nonly = \"office\"\n[kinds.never]\nevery = \"1h\"\nquiet = \"00:00-24:00\"\n";
+        let config = Config::parse(text, "test", []).unwrap();
+        let minutes = |kind: &str| interval(&config.kinds[kind], Time::default()).map(|of| of.as_secs() / 60);
+        assert_eq!((minutes("k"), minutes("week"), minutes("never")), (Some(120), Some(84), None));
     }
 
     const SHARED: &str = r#"

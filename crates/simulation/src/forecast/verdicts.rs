@@ -71,7 +71,7 @@ fn labels_of(text: &str) -> BTreeMap<String, String> {
 mod tests {
     use super::*;
     use roundelay_engine::telemetry::Telemetry;
-    use roundelay_model::outcome::Verdict;
+    use roundelay_model::outcome::{LeftOut, Verdict};
     use roundelay_model::reason::Class;
 
     #[test]
@@ -83,7 +83,7 @@ mod tests {
             figures.ended(Verdict::Done, None, true);
             figures.ended(Verdict::Retried, Some(Class::Http429), true);
             figures.ended(Verdict::Retried, Some(Class::Timeout), true);
-            figures.left_out(3, 0);
+            figures.left_out(LeftOut { overlapped: 3, ..LeftOut::default() });
         }
         let mut verdicts = BTreeMap::new();
         Verdicts::read(&telemetry.render(), &mut verdicts);

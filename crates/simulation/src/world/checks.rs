@@ -503,7 +503,7 @@ mod tests {
             spawned: Vec::new(),
             failed: Vec::new(),
             ran: true,
-            left_out: (0, 0),
+            left_out: Default::default(),
             carry: None,
             learned: None,
             parent: hint.parent,

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use roundelay_broker::BrokerUrl;
 use roundelay_config::{Config, is_internal};
+use roundelay_engine::calendars::{self, with_days};
+use roundelay_engine::chores::CALENDAR;
 use roundelay_engine::holds::Holds;
 use roundelay_engine::monitor::stuck;
 use roundelay_engine::overslept::{Overslept, schedules};
@@ -20,6 +22,7 @@ use roundelay_ledger::{
 };
 use roundelay_model::clock::Time;
 use roundelay_model::fleet::{FleetOrders, Subject, host};
+use roundelay_model::ids::Fence;
 use roundelay_model::pacing::orders::Orders;
 use roundelay_model::topology::Names;
 use roundelay_model::wall_clock::WallClock;
@@ -72,6 +75,8 @@ pub struct ChainFacts {
     pub agreed: Option<String>,
     /// The tokens of the API.
     pub tokens: Vec<Token>,
+    /// The calendars that are read from a database: the name, whether days were read, and why the last reading failed.
+    pub calendars: Vec<(String, bool, Option<String>)>,
     /// How much of the tested texts is plain, and how much encrypted.
     pub stock: Inventory,
 }
@@ -79,6 +84,7 @@ pub struct ChainFacts {
 /// Opens the ledger for reading, and gathers the facts.
 pub(super) async fn gather(config: Config) -> Gathered<ChainFacts> {
     let ledger = ledger_to_read(&config).await?;
+    let config = with_days(&config, &*ledger).await.map_err(|error| error.to_string())?;
     ask(&config, &*ledger).await.map_err(|error| error.to_string())
 }
 
@@ -111,9 +117,24 @@ async fn ask(config: &Config, ledger: &dyn Ledger) -> Result<ChainFacts, LedgerE
         throttled: throttled.collect(),
         agreed: ledger.topology().await?,
         tokens: ledger.tokens().await?,
+        calendars: readings(config, ledger).await?,
         stock: take_stock(ledger, &config.encryption, Mode::Look, TEXTS, |_| {}).await?,
         workers,
     })
+}
+
+/// The last reading of each calendar that is read from a database.
+async fn readings(config: &Config, ledger: &dyn Ledger) -> Result<Vec<(String, bool, Option<String>)>, LedgerError> {
+    let mut all = Vec::new();
+    for (name, _) in calendars::by_sql(config) {
+        let chain = ledger.chains(CALENDAR.into(), name.clone()).await?.into_iter().find(|chain| !chain.once);
+        let fence = chain.as_ref().map_or(Fence::NONE, |chain| chain.fence);
+        let last = ledger.history(fence, 2).await?.into_iter().find(|last| last.finished.is_some());
+        let failed = last.filter(|last| last.verdict.as_deref() != Some("done"));
+        let failed = failed.map(|last| last.reason.unwrap_or_else(|| last.verdict.unwrap_or_default()));
+        all.push((name.clone(), chain.is_some_and(|chain| chain.carry.is_some()), failed));
+    }
+    Ok(all)
 }
 
 /// The kinds with active chains, each with the key of one chain. One query per kind skips the kind's other chains.
@@ -146,6 +167,7 @@ pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
     all.extend(consumers(chains, config, asked));
     all.extend(held(chains));
     all.extend(encryption(chains, config));
+    all.extend(by_calendars(chains));
     if chains.census.quarantined_messages > 0 {
         let follows = "one-off jobs among them do not run until somebody sees to it; chains go on by themselves";
         let fix = "`roundelay serve` shows them with their reasons; mend the cause, then send them again there";
@@ -153,6 +175,26 @@ pub(super) fn diagnose(facts: &Facts, config: &Config) -> Vec<Finding> {
         all.push(Finding::warning(Area::Chains, "quarantine", seen, follows, fix));
     }
     all
+}
+
+/// Whether the calendars that are read from a database are.
+fn by_calendars(chains: &ChainFacts) -> Vec<Finding> {
+    let finding = |(name, read, failed): &(String, bool, Option<String>)| {
+        let what = format!("calendar {name}");
+        let fix = format!("mend what is said there; see `roundelay show {CALENDAR} {}`", word(name));
+        match (read, failed) {
+            (true, None) => Finding::good(Area::Chains, what, "its days are read"),
+            (true, Some(why)) => {
+                Finding::warning(Area::Chains, what, why, "the days that were read before stay in force", fix)
+            }
+            (false, why) => {
+                let seen = why.as_deref().unwrap_or("no worker has read its days yet");
+                let follows = "it has only the days that the configuration itself names";
+                Finding::bad(Area::Chains, what, seen, follows, fix)
+            }
+        }
+    };
+    chains.calendars.iter().map(finding).collect()
 }
 
 /// Whether encrypted texts can be decrypted, and whether texts that should be encrypted are. Nothing without

@@ -87,7 +87,7 @@ impl Trading {
                 finished: attempt.finished,
                 verdict: attempt.verdict,
                 reason: attempt.reason,
-                left_out: attempt.overlapped + attempt.misfired,
+                left_out: attempt.overlapped + attempt.misfired + attempt.excluded,
             }));
         }
         let rotations =

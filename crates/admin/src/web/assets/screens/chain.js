@@ -113,7 +113,7 @@ function attempts(ctx, told) {
         { head: "Took", num: true, cell: ({ started, finished }) => (finished ? span(instant(finished) - instant(started)) : "runs") },
         { head: "Late by", num: true, cell: ({ started, due }) => (due && started ? lag(instant(started) - instant(due)) : none()) },
         { head: "Reason", wide: true, cell: (run) => outcomeOf(ctx, run) },
-        { head: "Left out", cell: ({ overlapped, misfired }) => [overlapped > 0 && `${count(overlapped)} overlapped `, misfired > 0 && `${count(misfired)} misfired`, !overlapped && !misfired && none()] },
+        { head: "Left out", cell: ({ overlapped, misfired, excluded }) => [overlapped > 0 && `${count(overlapped)} overlapped `, misfired > 0 && `${count(misfired)} misfired `, excluded > 0 && `${count(excluded)} by calendars`, !overlapped && !misfired && !excluded && none()] },
         { head: "Worker", cell: ({ worker }) => (worker ? text(worker, 28) : none()) },
       ],
     }),

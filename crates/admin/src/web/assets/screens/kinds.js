@@ -109,12 +109,13 @@ const perMinute = (all, each) => [count(all), h("span", { class: "sub whole" }, 
 const quantiles = (told) => (told === null ? none() : [h("span", { class: "whole" }, span(told.p50)), h("span", { class: "sub whole" }, `p99 ${span(told.p99)}`)]);
 
 /** How far apart the runs of a chain are, and how far they were to be. */
-function promise({ apart_ms: apart, promised_ms: promised, left_out: left }) {
+function promise({ apart_ms: apart, promised_ms: promised, left_out: left, excluded }) {
   const behind = apart !== null && promised !== null && apart > promised * 1.25;
   return [
     apart === null ? none() : h("span", { class: behind ? "warn" : null }, `every ${span(apart)}`),
     promised !== null && h("span", { class: "sub whole" }, `promised: ${span(promised)}`),
     left > 0 && h("span", { class: "sub whole" }, `${count(left)} left out`),
+    excluded > 0 && h("span", { class: "sub whole" }, `${count(excluded)} by calendars`),
   ];
 }
 
