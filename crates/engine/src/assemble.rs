@@ -113,7 +113,7 @@ impl Engine {
                 ahead,
                 flow_watch: FlowWatch::new(flow),
                 priority: settings.rank(lane),
-                fair: settings.fair.clone().map(FairLane::new),
+                fair: FairLane::new(settings.fair.clone()),
                 room: room.clone(),
                 throttle: settings
                     .throttle
@@ -147,7 +147,7 @@ impl Engine {
                 ahead: None,
                 flow_watch: FlowWatch::new(Flow { open: true, places: most, prefetch }),
                 priority: 0,
-                fair: None,
+                fair: FairLane::new(None),
                 room: ConcurrencyLimit::new(most, None),
                 throttle: None,
                 figures: self.telemetry.queue(&name),

@@ -110,6 +110,7 @@ pub async fn run(needs: Needs, tasks: TaskTracker, shutdown: CancellationToken) 
     let keeps = needs.publishing.dispatch.broker.keeps_messages();
     let work = async {
         if !keeps {
+            report(&needs, "clear the backlog of fair queues", needs.ledger.clear_backlog().await);
             report(&needs, "re-create the messages of all chains", re_create(&needs).await);
         }
         // No other task sets it.

@@ -40,8 +40,8 @@ pub(super) struct QueueRun {
     pub(super) flow_watch: FlowWatch,
     /// Among all that share its throttle.
     pub(super) priority: i32,
-    /// What is in hand of its tenants, if it is fair.
-    pub(super) fair: Option<Arc<FairLane>>,
+    /// What is in hand of its tenants.
+    pub(super) fair: Arc<FairLane>,
     /// What the lanes share.
     pub(super) room: Arc<ConcurrencyLimit>,
     pub(super) throttle: Option<(Arc<Throttle>, Arc<ThrottleFigures>)>,
@@ -87,7 +87,7 @@ impl QueueRun {
 
     /// Whose a job is; the empty tenant where it does not matter.
     pub(super) fn tenant_of(&self, job: &Job) -> Tenant {
-        self.fair.as_ref().map_or_else(Tenant::default, |lane| lane.tenant_of(job))
+        self.fair.tenant_of(job)
     }
 
     /// The throttle whose slot is part of the leave to start: that of one with keys is waited for later.
@@ -109,7 +109,7 @@ impl QueueRun {
 
     /// How many deliveries the broker gives at once.
     pub(super) fn reach(&self, flow: Flow) -> u16 {
-        flow.prefetch.saturating_add(if self.fair.is_some() { fair::REACH } else { 0 })
+        flow.prefetch.saturating_add(if self.fair.is_fair() { fair::REACH } else { 0 })
     }
 
     /// How many deliveries are here that are not settled.
@@ -175,7 +175,7 @@ mod tests {
             ahead: None,
             flow_watch: FlowWatch::new(Flow { open: true, places: 1, prefetch }),
             priority: 0,
-            fair: None,
+            fair: FairLane::new(None),
             room: ConcurrencyLimit::new(1, None),
             throttle: None,
             figures: Telemetry::default().queue("q"),

@@ -119,7 +119,7 @@ impl Engine {
                 core.observing.life.bind(work(core.clone(), queue, flow, consumer, tasks.clone(), stop.clone())),
             );
         }
-        for queue in core.queues.values().flatten().filter(|queue| queue.fair.is_some()) {
+        for queue in core.queues.values().flatten() {
             let name = format!("the backlog of the queue {}", queue.source);
             let taking = fair::run(core.clone(), queue.clone(), tasks.clone(), stop.clone());
             parts.spawn(name, core.observing.life.bind(taking));

@@ -29,6 +29,8 @@ pub struct Census {
     pub quarantined_messages: i64,
     /// One-off jobs kept in the ledger.
     pub kept_jobs: i64,
+    /// How many messages of fair queues wait for their tenant's turn, by the broker's queue.
+    pub backlog: BTreeMap<String, i64>,
 }
 
 /// The active chains of one queue.

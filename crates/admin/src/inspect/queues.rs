@@ -41,6 +41,8 @@ pub struct QueueReport {
     pub gathering: i64,
     /// How many messages wait on the broker, without those that sleep there, if that is known.
     pub ready: Option<u64>,
+    /// How many messages wait in the ledger for their tenant's turn: those of a fair queue that exceed shares.
+    pub backlog: i64,
     /// How many consumers the queue has; for a queue with lanes, those of the lane that has the fewest.
     pub consumers: Option<u64>,
     /// Messages per second, as RabbitMQ counts them.
@@ -169,6 +171,7 @@ impl QueueFacts<'_> {
             unsent: census.unsent,
             gathering: census.waiting,
             ready: depth.map(|depth| depth.ready),
+            backlog: lanes.queues(name).filter_map(|lane| self.census.backlog.get(&lane)).sum(),
             consumers: depth.map(|depth| depth.consumers),
             rates,
             starts_per_second: starts,
@@ -230,7 +233,8 @@ mod tests {
         let config = Config::parse(text, "r.toml", []).unwrap();
         let work = QueueCensus { queue: "work".into(), sleeping: 7, due: 2, overdue: 1, ..QueueCensus::default() };
         let gone = QueueCensus { queue: "gone".into(), sleeping: 1, ..QueueCensus::default() };
-        let census = Census { queues: vec![gone, work], ..Census::default() };
+        let backlog = BTreeMap::from([("work".into(), 12), ("other".into(), 3)]);
+        let census = Census { queues: vec![gone, work], backlog, ..Census::default() };
         let mut orders = FleetOrders::default();
         orders.add(FleetOrder::Close { why: "down".into() }, "ann", at(50));
         orders.add(FleetOrder::Concurrency(Some(9)), "ann", at(50));
@@ -253,6 +257,7 @@ mod tests {
         };
         let [work, gone] = &known.reports()[..] else { panic!("two queues") };
         assert_eq!((work.queue.as_str(), work.sleeping, work.due, work.overdue), ("work", 7, 2, 1));
+        assert_eq!((work.backlog, gone.backlog), (12, 0));
         assert_eq!((work.ready, work.rates), (None, Some(Rates { into: 1.5, out: 2.0 })));
         assert_eq!((work.starts_per_second, work.late_ms.map(|late| late.p99)), (3.0, Some(20.0)));
         let concurrency = Concurrency { configured: 4, ordered: Some(9), workers: 1, utilisation: Some(1.0) };

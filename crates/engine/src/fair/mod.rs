@@ -53,6 +53,8 @@ const CLOSE: Duration = Duration::from_millis(100);
 const BUSY: Duration = Duration::from_millis(50);
 /// and while none do: other workers may have left some.
 const IDLE: Duration = Duration::from_millis(200);
+/// How often the backlog of a queue is looked at that is not fair.
+const LEFT_OVER: Duration = Duration::from_secs(60);
 /// Between two looks, at least: what ends meanwhile makes room for one set.
 const PAUSE: Duration = Duration::from_millis(2);
 /// How often messages are looked for that workers had taken which are gone.
@@ -102,10 +104,10 @@ fn last_of_each(messages: Vec<LeftMessage>) -> Vec<LeftMessage> {
     last
 }
 
-/// What a worker has in hand of a lane of a fair queue.
+/// What a worker has in hand of a lane of a queue.
 pub(crate) struct FairLane {
-    /// Names the tenant.
-    by: KeyPath,
+    /// Names the tenant, if the queue is fair. One that was fair once may have left a backlog.
+    by: Option<KeyPath>,
     hand: Mutex<Hand>,
     /// Messages wait in the backlog, as far as is known.
     waits: AtomicBool,
@@ -150,7 +152,7 @@ pub(super) enum Place {
 }
 
 impl FairLane {
-    pub(crate) fn new(by: KeyPath) -> Arc<Self> {
+    pub(crate) fn new(by: Option<KeyPath>) -> Arc<Self> {
         Arc::new(Self {
             by,
             hand: Mutex::default(),
@@ -160,9 +162,14 @@ impl FairLane {
         })
     }
 
-    /// Whose a job is.
+    /// Whether tenants share the queue.
+    pub(super) fn is_fair(&self) -> bool {
+        self.by.is_some()
+    }
+
+    /// Whose a job is; the empty tenant where it does not matter.
     pub(super) fn tenant_of(&self, job: &Job) -> Tenant {
-        self.by.of(job).into()
+        self.by.as_ref().map_or_else(Tenant::default, |by| by.of(job).into())
     }
 
     fn hold_one(self: &Arc<Self>, tenant: Arc<str>) -> InHandOf {
@@ -174,7 +181,8 @@ impl FairLane {
 impl Core {
     /// Where a job waits that the broker has delivered: here, or in the backlog.
     pub(super) async fn place_of(&self, queue: &QueueRun, envelope: &Envelope, delivery: &Delivery) -> Place {
-        let Some(lane) = &queue.fair else { return Place::Here { tenant: None, _in_hand: None } };
+        let lane = &queue.fair;
+        let Some(by) = &lane.by else { return Place::Here { tenant: None, _in_hand: None } };
         let is_early = envelope.due.is_some_and(|due| due > self.ledger.now() + CLOSE);
         // Where all that is in hand can run at once, no job waits for another, unless tenants have quotas.
         let matters =
@@ -182,7 +190,7 @@ impl Core {
         if is_early || !matters {
             return Place::Here { tenant: None, _in_hand: None };
         }
-        let Some(tenant) = self.tenant_of(lane, envelope).await else { return Place::Settled(Settlement::Requeue) };
+        let Some(tenant) = self.tenant_of(by, envelope).await else { return Place::Settled(Settlement::Requeue) };
         let tenant: Arc<str> = tenant.into();
         let keeps = {
             let hold = usize::from(queue.flow().prefetch);
@@ -218,23 +226,23 @@ impl Core {
     }
 
     /// Whose a job is; `None` when the worker stops.
-    async fn tenant_of(&self, lane: &FairLane, envelope: &Envelope) -> Option<String> {
+    async fn tenant_of(&self, by: &KeyPath, envelope: &Envelope) -> Option<String> {
         let Envelope { kind, key, .. } = envelope;
         let Some(chain) = &envelope.chain else {
             let mut opened = envelope.clone();
-            if lane.by.reads_payload() && sealing::open(&self.publishing.keys(), &mut opened).is_err() {
+            if by.reads_payload() && sealing::open(&self.publishing.keys(), &mut opened).is_err() {
                 // It is put off for that when its turn comes.
                 opened.payload = Value::Null;
             }
-            return Some(lane.by.of_parts(kind, key, opened.owner.as_deref(), &opened.payload));
+            return Some(by.of_parts(kind, key, opened.owner.as_deref(), &opened.payload));
         };
-        if !lane.by.reads_owner() && !lane.by.reads_payload() {
-            return Some(lane.by.of_parts(kind, key, None, &Value::Null));
+        if !by.reads_owner() && !by.reads_payload() {
+            return Some(by.of_parts(kind, key, None, &Value::Null));
         }
         // A chain that the ledger does not know has no tenant: its claim says so.
         let Ownership { owner, payload } = self.fair.owners.ask(chain.epoch.get()).await?.unwrap_or_default();
-        let payload = if lane.by.reads_payload() { self.payload_of(kind, key, &payload) } else { Value::Null };
-        Some(lane.by.of_parts(kind, key, owner.as_deref(), &payload))
+        let payload = if by.reads_payload() { self.payload_of(kind, key, &payload) } else { Value::Null };
+        Some(by.of_parts(kind, key, owner.as_deref(), &payload))
     }
 
     fn payload_of(&self, kind: &str, key: &str, text: &str) -> Value {
@@ -249,18 +257,25 @@ impl Core {
 
     /// Waits for leave to run one more job of the tenant; nothing where no quota limits them.
     pub(super) async fn seat(&self, queue: &QueueRun, tenant: &Tenant) -> Option<Seat> {
-        queue.fair.as_ref()?;
+        if !queue.fair.is_fair() {
+            return None;
+        }
         self.fair.seats.take((&queue.name, tenant), &self.vitals, || self.shares.most(tenant, &queue.name)).await
     }
 }
 
-/// Takes from the backlog what this worker has room for, until `shutdown`.
+/// Takes from the backlog what this worker has room for, until `shutdown`. A queue that is not fair, and was once, may
+/// have left a backlog, which is taken without regard to tenants.
 pub(super) async fn run(core: Arc<Core>, queue: Arc<QueueRun>, tasks: TaskTracker, shutdown: CancellationToken) {
-    let Some(lane) = queue.fair.clone() else { return };
+    let lane = queue.fair.clone();
     let work = async {
         let mut turn = Turn { after: None, returns: Instant::now() };
         loop {
-            let pause = if lane.waits.load(Ordering::Relaxed) { BUSY } else { IDLE };
+            let pause = match (lane.waits.load(Ordering::Relaxed), lane.is_fair()) {
+                (true, _) => BUSY,
+                (false, true) => IDLE,
+                (false, false) => LEFT_OVER,
+            };
             tokio::select! {
                 biased;
                 () = lane.look.notified() => sleep(PAUSE).await,
@@ -295,6 +310,9 @@ async fn look(
     turn: &mut Turn,
     tasks: &TaskTracker,
 ) -> Result<(), LedgerError> {
+    if !lane.is_fair() && core.ledger.backlog(queue.source.clone(), None, 1, 1).await?.is_empty() {
+        return Ok(());
+    }
     flush(core, lane, Instant::now() >= turn.returns).await?;
     if Instant::now() >= turn.returns {
         turn.returns = Instant::now() + RETURNS;
@@ -365,9 +383,7 @@ async fn flush(core: &Core, lane: &FairLane, gone: bool) -> Result<(), LedgerErr
 /// when the session is over.
 pub(super) async fn end(core: &Core) {
     for queue in core.queues.values().flatten() {
-        if let Some(lane) = &queue.fair
-            && let Err(error) = flush(core, lane, false).await
-        {
+        if let Err(error) = flush(core, &queue.fair, false).await {
             tracing::warn!(queue = queue.source, %error, "failed to tell the ledger which messages of the backlog are settled: they come again");
         }
     }

@@ -130,6 +130,7 @@ pub struct Families {
     chains: Family<ByState, Gauge>,
     overdue: Family<ByQueue, Gauge>,
     held_chains: Family<ByQueue, Gauge>,
+    backlog: Family<ByQueue, Gauge>,
     unsent: Family<ByQueue, Gauge>,
     oldest: Seconds,
     failures: Gauge,
@@ -190,6 +191,7 @@ impl Families {
             chains: Family::default(),
             overdue: Family::default(),
             held_chains: Family::default(),
+            backlog: Family::default(),
             unsent: Family::default(),
             oldest: Seconds::default(),
             failures: Gauge::default(),
@@ -291,6 +293,11 @@ impl Families {
         }
         to.register("chains", "Chains in the ledger, by what they do", self.chains.clone());
         to.register("chains_overdue", "Chains due for longer than the slack and not run", self.overdue.clone());
+        to.register(
+            "backlog_messages",
+            "Messages of fair queues that wait for their tenant's turn",
+            self.backlog.clone(),
+        );
         to.register("chains_held", "Due chains that an operator lets not start", self.held_chains.clone());
         to.register("chains_unsent", "Chains whose message is not known to be sent", self.unsent.clone());
         to.register(
@@ -482,6 +489,10 @@ impl Families {
             [("paused", census.paused), ("retired", census.retired), ("quarantined", census.quarantined)]
         {
             self.chains.get_or_create(&chains(state, "")).set(count);
+        }
+        self.backlog.clear();
+        for (queue, messages) in &census.backlog {
+            self.backlog.get_or_create(&ByQueue { queue: queue.clone() }).set(*messages);
         }
         self.oldest.set(census.oldest_due().map_or(0.0, |due| at.since(due).as_secs_f64()));
         self.failures.set(census.failures);

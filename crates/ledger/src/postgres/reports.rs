@@ -1,5 +1,7 @@
 //! Reports, in SQL: the verbs that only read.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use std::collections::HashMap;
 use std::time::Duration;
@@ -202,10 +204,13 @@ impl Reader {
                 quarantined_messages: row.try_get(5)?,
                 kept_jobs: row.try_get(6)?,
                 unavailable: row.try_get(7)?,
+                backlog: BTreeMap::new(),
             })
         };
         let counted = self.rows(counts, &[], count).await?.pop().unwrap_or_default();
-        Ok(Census { queues, ..counted })
+        let backlog = "SELECT queue, count(*) FROM backlog GROUP BY queue";
+        let backlog = self.rows(backlog, &[], |row| Ok((row.try_get(0)?, row.try_get(1)?))).await?;
+        Ok(Census { queues, backlog: backlog.into_iter().collect(), ..counted })
     }
 
     pub(super) async fn list(

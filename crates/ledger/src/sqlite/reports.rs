@@ -171,6 +171,9 @@ impl Store {
             census.unavailable = row.get(4)?;
             Ok(())
         })?;
+        let backlog = "SELECT queue, count(*) FROM backlog GROUP BY queue";
+        let mut backlog = self.connection.prepare_cached(backlog)?;
+        census.backlog = backlog.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<_>>()?;
         Ok(census)
     }
 

@@ -44,7 +44,8 @@ export const queues = {
           { head: "Late", num: true, cell: (queue) => [queue.overdue > 0
             ? h("a", { class: "bad", href: to("chains", [], { state: "late", queue: queue.queue }) }, count(queue.overdue)) : figure(0),
           queue.unsent > 0 && h("span", { class: "sub warn" }, `${count(queue.unsent)} unsent`)] },
-          { head: "Ready", num: true, cell: ({ ready, rates }) => [ready === null ? none() : figure(ready),
+          { head: "Ready", num: true, cell: ({ ready, rates, backlog }) => [ready === null ? none() : figure(ready),
+            backlog > 0 && h("span", { class: "sub" }, `${count(backlog)} in the backlog`),
             rates && h("span", { class: "sub" },
               h("span", { class: "whole" }, `in ${rate(rates.in)}/s`), " ", h("span", { class: "whole" }, `out ${rate(rates.out)}/s`))] },
           { head: "Consumers", num: true, cell: ({ consumers }) => (consumers === null ? none() : consumers === 0 ? h("span", { class: "bad" }, "none") : count(consumers)) },
