@@ -111,8 +111,8 @@ pub trait Backlog {
     /// When it is not known to be written.
     async fn forget_messages(&self, session: i64, numbers: Vec<i64>) -> Result<(), LedgerError>;
 
-    /// Has messages wait again: these, which the session has taken, and what sessions have taken that are over.
-    /// Answers how many of the latter there were.
+    /// Has messages wait again: these, which the session has taken, and what sessions have taken that are over. Seats of
+    /// such sessions are forgotten. Answers how many of the latter messages there were.
     ///
     /// # Errors
     /// When it is not known to be written.

@@ -92,6 +92,10 @@ impl Backlog for PostgresLedger {
             let wait = "UPDATE backlog SET taken = 0 WHERE number = ANY ($2::int8[]) AND taken = $1";
             self.reader.execute(wait, &[&session, &numbers]).await?;
         }
+        let seats = "DELETE FROM seats WHERE NOT EXISTS (
+                         SELECT FROM unnest(held) AS seat
+                         WHERE split_part(seat, '/', 1)::int8 IN (SELECT session FROM sessions))";
+        self.reader.execute(seats, &[]).await?;
         let over = "UPDATE backlog SET taken = 0 WHERE taken <> 0 AND taken NOT IN (SELECT session FROM sessions)";
         self.reader.execute(over, &[]).await
     }

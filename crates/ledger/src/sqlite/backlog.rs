@@ -66,6 +66,8 @@ impl Store {
         let mut wait =
             self.connection.prepare_cached("UPDATE backlog SET taken = 0 WHERE number = ?1 AND taken = ?2")?;
         numbers.iter().try_for_each(|number| wait.execute([*number, session]).map(drop))?;
+        let seats = "DELETE FROM seats WHERE session NOT IN (SELECT session FROM sessions)";
+        self.connection.prepare_cached(seats)?.execute([])?;
         let over = "UPDATE backlog SET taken = 0 WHERE taken <> 0 AND taken NOT IN (SELECT session FROM sessions)";
         self.connection.prepare_cached(over)?.execute([]).map(|rows| rows as u64)
     }
