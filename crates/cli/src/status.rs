@@ -56,7 +56,7 @@ impl Status {
         }
         let waits = waiting("asking the ledger");
         let ledger = Connections::ledger(&config).await?;
-        let config = &*with_days(&config, &*ledger).await?;
+        let config = with_days(&config, &*ledger).await?;
         let (now, wall_clock, slack) = (ledger.now(), ledger.wall_clock(), config.catch_up.slack);
         let holds = Holds::look(&config, &*ledger).await?;
         let (census, slept) = overslept::census(&*ledger, slack, &schedules(&config), &holds).await?;

@@ -262,7 +262,7 @@ impl OwnSchedule {
             (Rhythm::Cron(own), Rhythm::Cron(of_kind)) => Rhythm::Cron(own.paced(of_kind.pace())),
             (rhythm, _) => rhythm,
         };
-        Ok(Schedule { rhythm, jitter, excluded, ..of_kind.clone() })
+        Ok(Schedule { rhythm, jitter, excluded, learns: false, ..of_kind.clone() })
     }
 }
 
@@ -436,6 +436,7 @@ pub fn check(
         Rhythm::Every { interval, .. } => Some(interval),
         _ => None,
     };
+    let learns = fresh.is_some();
     Some(Recurrence {
         tolerance: kind.tolerance.map(|tolerance| tolerance.0),
         cooldown: kind.cooldown.map_or(Duration::ZERO, |cooldown| cooldown.0),
@@ -454,6 +455,7 @@ pub fn check(
                 spread: kind.misfire_spread.map_or(Duration::ZERO, |spread| spread.0),
             },
             excluded,
+            learns,
         },
     })
 }

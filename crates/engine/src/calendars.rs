@@ -17,10 +17,11 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-use crate::chores::CALENDAR;
+use crate::outbox::MAX_CARRY;
 use crate::roster::{Line, Row, source};
-use crate::tick::MAX_CARRY;
 
+/// The kind of the chore that reads the days of a calendar; its key is the calendar's name.
+pub const CALENDAR: &str = "roundelay.calendar";
 /// How often workers look whether other days have been read.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// Rows that are read before the first is looked at.

@@ -28,7 +28,7 @@ use roundelay_model::outcome::Outcome;
 use roundelay_model::pacing::ThrottleScope;
 use roundelay_model::topology::Names;
 
-use crate::calendars;
+use crate::calendars::{self, CALENDAR};
 use crate::connections::Connections;
 use crate::dispatch::Dispatch;
 use crate::error::EnrollError;
@@ -45,8 +45,6 @@ pub const HISTORY: &str = "roundelay.history";
 pub const RECONCILE: &str = "roundelay.reconcile";
 /// Sets the price of the calls of a budget, once a minute; the key is the budget's name.
 pub const FRESH: &str = "roundelay.fresh";
-/// Reads the days of a calendar; the key is the calendar's name.
-pub const CALENDAR: &str = "roundelay.calendar";
 /// The chore that works on the records of attempts.
 const ATTEMPTS: &str = "attempts";
 /// The chore that works on the archive.

@@ -23,6 +23,8 @@ use crate::catalog::Catalog;
 use crate::discover::bound;
 use crate::sealing;
 
+/// The largest carry, which a run hands on to the next one, in bytes of compact JSON.
+pub const MAX_CARRY: usize = 64 * 1024;
 /// From here on a run's id is not continued as it is. Jobs may ask for jobs without end, and an id has
 /// at most [`MAX_KEY`](roundelay_model::job::MAX_KEY) bytes.
 const MAX_RUN: usize = 200;

@@ -28,7 +28,7 @@ use crate::companion::Companion;
 use crate::orders::Orders;
 use crate::patient::PatientLedger;
 use crate::publishing::Publishing;
-use crate::reschedule::{self, Replanned, Rescheduler};
+use crate::reschedule::{Replanned, Rescheduler};
 use crate::throttle::Throttles;
 use crate::topology_guard;
 
@@ -170,17 +170,12 @@ async fn follow(needs: &Needs, kinds: &BTreeSet<String>) {
 /// Answers how many chains this worker has moved.
 async fn follow_kind(needs: &Needs, kind: &str, schedule: &Schedule) -> Result<u64, LedgerError> {
     let mover = Rescheduler::of(&needs.publishing, needs.catch_up.slack);
-    // When their chains come follows from what they have learned, and not from the schedule.
-    let learns = needs.catalog.kind(kind).is_some_and(|kind| kind.fresh().is_some());
     let (mut moved, mut after, mut running) = (0, None::<Cursor>, Vec::new());
     loop {
         let filter =
             ListFilter { which: ChainFilter { kind: Some(kind.into()), ..ChainFilter::default() }, condition: None };
         let page = needs.ledger.list(filter, after, PER_PAGE).await?;
-        moved += match learns {
-            true => moved_by_calendars(&mover, &page, schedule).await?,
-            false => replan(&mover, &page, schedule, &mut running).await?,
-        };
+        moved += replan(&mover, &page, schedule, &mut running).await?;
         let full = page.len() == PER_PAGE as usize;
         after = page.last().map(|last| (last.hint.kind.clone(), last.hint.key.clone()));
         if !full {
@@ -189,12 +184,6 @@ async fn follow_kind(needs: &Needs, kind: &str, schedule: &Schedule) -> Result<u
     }
     // What runs another tick by then was started under the new schedule, or by a worker that is told next.
     Ok(moved + mover.settle(kind, running, schedule, Duration::MAX).await?.0)
-}
-
-/// Moves those that are due in time that calendars exclude.
-async fn moved_by_calendars(mover: &Rescheduler, page: &[Listed], schedule: &Schedule) -> Result<u64, LedgerError> {
-    let answers = mover.follow(page, schedule, reschedule::Change::Calendars).await?;
-    Ok(answers.iter().filter(|answer| matches!(answer, Replanned::Moved(_))).count() as u64)
 }
 
 /// Those that are to be looked at again go to `running`, with their ticks.

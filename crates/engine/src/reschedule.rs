@@ -35,8 +35,6 @@ pub(super) enum Change {
         /// Whether it is a whole fleet's.
         fleet: bool,
     },
-    /// Calendars are others, and what else says when is not to be asked again.
-    Calendars,
     /// The wall clock was set. What it was set across is spread over this time.
     Clock(Duration),
     /// None is known; but some sleep for longer than their schedules can explain.
@@ -250,15 +248,9 @@ impl Rescheduler {
         if hint.due <= now && !matches!(change, Change::Clock(_)) {
             return stays(Replanned::Stays);
         }
-        let own = chain.schedule.as_deref().and_then(|own| {
-            let own = OwnSchedule::parse(own).ok()?;
-            Some((own.apply(of_kind).ok()?, own.names_times()))
-        });
-        let (schedule, names_times) = own.as_ref().map_or((of_kind, true), |(own, names_times)| (own, *names_times));
-        let change = match change {
-            Change::Schedule { .. } if !names_times => Change::Calendars,
-            change => change,
-        };
+        let own = chain.schedule.as_deref().map(|own| OwnSchedule::parse(own).and_then(|own| own.apply(of_kind)));
+        let own = own.and_then(Result::ok);
+        let schedule = own.as_ref().unwrap_or(of_kind);
         let place = phase(&hint.kind, &hint.key);
         let setting = Setting {
             phase: if schedule.spread_phase { place } else { 0.0 },
@@ -269,10 +261,6 @@ impl Rescheduler {
         let asleep = Asleep { nominal: *nominal, due: hint.due, last_start: *last_start, last_finish: *last_finish };
         let moved = match change {
             Change::Schedule { fleet } => schedule.moved(asleep, now, fleet.then_some(place), setting),
-            Change::Calendars if schedule.excluded.excludes(wall_clock.wall(hint.due)) => {
-                schedule.moved(asleep, now, None, setting)
-            }
-            Change::Calendars => Moved::Fits,
             Change::Clock(spread) => {
                 let own = schedule.misfire.spread;
                 schedule.set(asleep, now, (if own.is_zero() { spread } else { own }, place), setting)

@@ -33,7 +33,7 @@ use crate::desk::Open;
 use crate::dispatch::Decided;
 use crate::fresh::{self, Visit, Visited};
 use crate::life::Point;
-use crate::outbox::Asked;
+use crate::outbox::{Asked, MAX_CARRY};
 use crate::permit::Permit;
 use crate::pipeline::{Asks, Source, Start, Work};
 use crate::queue::QueueRun;
@@ -43,8 +43,6 @@ use crate::telemetry::Count;
 use crate::trace::Run;
 use crate::vitals::Lease;
 
-/// The largest carry, which a run hands on to the next one, in bytes of compact JSON.
-pub const MAX_CARRY: usize = 64 * 1024;
 /// The largest batch, in jobs.
 pub const MAX_MEMBERS: usize = 10_000;
 /// How long a run is waited for that has to make room for the next occurrence.

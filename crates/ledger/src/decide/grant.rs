@@ -443,7 +443,7 @@ mod tests {
         let over = ClaimDecision::Grant(Some(Refusal::Ended));
         let cooldown = |secs| Guard { cooldown: Duration::from_secs(secs), ..Guard::default() };
         // The rotation's last run ended at 960 ms.
-        let (cool, hot) = (cooldown(9), cooldown(10));
+        let (cool, hot) = (&cooldown(9), &cooldown(10));
         let (gone, gone_held) = (ended(&idle), ended(&held));
         let since = Duration::from_millis(9_040);
         let too_soon = ClaimDecision::Grant(Some(Refusal::Cooldown { since, least: Duration::from_secs(10) }));
@@ -473,7 +473,7 @@ mod tests {
             ("nor for one that has not started", &idle, Some(&refuse), cool, grant),
         ];
         for (label, row, twin, guard, expected) in table {
-            let request = ClaimRequest { guard, ..ask(3, 2) };
+            let request = ClaimRequest { guard: guard.clone(), ..ask(3, 2) };
             assert_eq!(decide_claim(Some(row), twin, &request, now), expected, "{label}");
         }
     }

@@ -51,6 +51,8 @@ pub struct Schedule {
     pub misfire: Misfire,
     /// When there are none, by calendars.
     pub excluded: Exclusions,
+    /// How long each chain waits follows from what it has learned, and `rhythm` has the longest wait.
+    pub learns: bool,
 }
 
 /// What a schedule follows.
@@ -242,6 +244,7 @@ impl Schedule {
             overlap: Overlap::Skip,
             misfire: Misfire { policy: Catch::Coalesce, window: None, spread: Duration::ZERO },
             excluded: Exclusions::default(),
+            learns: false,
         }
     }
 
@@ -290,14 +293,14 @@ impl Schedule {
                 false => format!("{why}, so the tick will not start then"),
             });
         }
-        // What would have come after the last run; or else what would come now.
+        // Now is excluded; or else what would have come after the last run.
         let plain = match &self.rhythm {
             Rhythm::Every { interval, from: From::Finish } => Some(wall_clock.wall(asleep.last_finish + *interval)),
             Rhythm::At(at) => Some(*at),
             _ => self.plain_after(anchor, anchor, place.phase).map(|next| shifted(next, self.ahead(place))),
         };
-        let moments = plain.into_iter().chain([today]).filter(|wall| *wall < due && *wall + LOOK_AGAIN * 7 > today);
-        let why = moments.filter_map(|wall| self.excluded.why(wall, today)).next()?;
+        let mut moments = [today].into_iter().chain(plain).filter(|wall| *wall < due);
+        let why = moments.find_map(|wall| self.excluded.why(wall, today))?;
         Some(format!("the next tick is {comes}: {why}"))
     }
 

@@ -80,8 +80,9 @@ impl Schedule {
         let (early, late) = (meant - self.jitter, meant + self.jitter);
         let most = |time| self.latest(time, Some(interval), wall_clock);
         let latest = most(early).max(most(late));
-        // What moves to an earlier time comes after the run before.
-        let earliest = if self.excluded.when == WhenExcluded::Previous && !allowed(late) { last } else { early };
+        // What moves to an earlier time, and what is learned, comes after the run before.
+        let moves_back = self.excluded.when == WhenExcluded::Previous && !allowed(late);
+        let earliest = if moves_back || self.learns { last } else { early };
         if !never && (earliest..=latest).contains(&asleep.due) && allowed(asleep.due) {
             return Moved::Fits;
         }
@@ -158,6 +159,7 @@ mod tests {
             overlap: Overlap::BufferOne,
             misfire: Misfire { policy: Catch::All, window: None, spread: Duration::ZERO },
             excluded: Exclusions::default(),
+            learns: false,
         }
     }
 
@@ -181,11 +183,14 @@ mod tests {
         let to = |minute| Moved::To { nominal: at(minute), due: at(minute) };
         let new = |due| Asleep { last_start: Time::default(), last_finish: Time::default(), ..asleep(due) };
         let spread = |schedule: Schedule| Schedule { spread_phase: true, ..schedule };
+        let learned = |schedule: Schedule| Schedule { learns: true, ..schedule };
         // 1_800_000_000 is 08:00 UTC, a whole quarter of a day and 80 minutes after midnight's quarter.
         let table = [
             ("shorter, and not over yet", every(30, From::Finish), asleep(1_000), None, to(21)),
             ("longer", every(120, From::Finish), asleep(5), None, to(111)),
             ("shorter, and over: at once", every(5, From::Finish), asleep(1_000), None, to(0)),
+            ("learned, and not too long", learned(every(120, From::Finish)), asleep(5), None, Moved::Fits),
+            ("learned, and too long", learned(every(120, From::Finish)), asleep(1_000), None, to(111)),
             ("of a fleet: at its share of the interval", every(8, From::Finish), asleep(1_000), Some(0.5), to(4)),
             ("of a fleet, and soon enough", every(8, From::Finish), asleep(7), Some(0.5), Moved::Fits),
             ("the same", every(30, From::Finish), asleep(21), None, Moved::Fits),

@@ -254,6 +254,7 @@ mod tests {
             overlap: Overlap::Skip,
             misfire: Misfire { policy, window: window.map(minutes), spread: Duration::ZERO },
             excluded: Exclusions::default(),
+            learns: false,
         }
     }
 

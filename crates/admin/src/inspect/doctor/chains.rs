@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use roundelay_broker::BrokerUrl;
 use roundelay_config::{Config, is_internal};
-use roundelay_engine::calendars::{self, with_days};
-use roundelay_engine::chores::CALENDAR;
+use roundelay_engine::calendars::{self, CALENDAR, with_days};
 use roundelay_engine::holds::Holds;
 use roundelay_engine::monitor::stuck;
 use roundelay_engine::overslept::{Overslept, schedules};

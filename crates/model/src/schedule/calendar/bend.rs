@@ -125,7 +125,9 @@ impl<'a> Bend<'a> {
         }
         let since = self.since(begin - MS);
         let first = (self.after)(since - MS).filter(|first| *first < begin)?;
-        let share = first.since(since).as_secs_f64() / begin.since(since).min(interval).as_secs_f64();
+        // A grid that begins later has its place in the interval, too.
+        let gone = (first.since(since).as_millis() % interval.as_millis()) as f64;
+        let share = gone / begin.since(since).min(interval).as_millis() as f64;
         Some((begin + end.since(begin).mul_f64(share.clamp(0.0, 1.0))).min(end - MS))
     }
 

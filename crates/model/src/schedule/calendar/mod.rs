@@ -106,7 +106,7 @@ impl Local {
 pub(super) fn moment(zone: &TimeZone, day: i64, millis: i64) -> Time {
     let shown = timestamp(Time::from_millis(day.saturating_mul(DAY_MS).saturating_add(millis)));
     let civil = Offset::UTC.to_datetime(shown);
-    let at = zone.to_timestamp(civil).map_or_else(|_| shown, |at| at);
+    let at = zone.to_timestamp(civil).unwrap_or(shown);
     Time::from_millis(at.as_millisecond())
 }
 

@@ -215,7 +215,7 @@ impl Minutes {
                 day += step;
             }
             let of_day = || (0..self.day.len()).filter(|m| self.day[*m] == day);
-            of_day().find(|m| self.shown[*m] >= self.shown[n]).or_else(|| of_day().last())?
+            of_day().find(|m| self.shown[*m] >= self.shown[n]).or_else(|| of_day().next_back())?
         } else {
             n
         };
