@@ -40,6 +40,16 @@ fn the_examples_of_clients_have_their_configuration() {
     assert_eq!(config.kinds["sync"].queue.as_deref(), Some("work"));
 }
 
+/// The line that the app store's example offers in place of its interval fits there.
+#[test]
+fn the_app_stores_can_learn_their_intervals() {
+    let text = EXAMPLES[4].1;
+    let offered = text.lines().find_map(|line| line.strip_prefix("#   fresh = ")).expect("it is offered");
+    let text = text.replacen("every = \"1d\"\njitter = \"2h\"", &format!("fresh = {offered}"), 1);
+    let config = Config::parse(&text, "appstore", []).unwrap_or_else(|error| panic!("{error}"));
+    assert!(config.kinds["sync-app"].fresh().is_some_and(|fresh| fresh.shares("10/1m")), "{offered}");
+}
+
 /// The numbers of the app store's limits, and that they can be set from outside.
 #[test]
 fn the_app_stores_have_their_rates() {

@@ -259,18 +259,6 @@ impl Budget {
         self
     }
 
-    /// How long until the next visit of a chain that was visited `gap` after the visit before, and of which so much is
-    /// known. Without a price, or of a chain of which nothing is known, its kind's `middle`.
-    pub fn interval(
-        &self,
-        objective: Objective,
-        known: &Known,
-        gap: Duration,
-        (min, max): (Duration, Duration),
-    ) -> Option<Duration> {
-        Some(interval_at(self.price?.get(), objective, known, gap, (min, max)))
-    }
-
     /// About how many chains share it.
     pub fn chains(&self) -> f64 {
         self.kinds.values().map(|kind| kind.chains).sum()
@@ -419,10 +407,8 @@ mod tests {
             mark: None,
         };
         let bounds = (Duration::from_secs(10), Duration::from_secs(86_400));
-        let budget =
-            Budget { price: Some(Price::begin(Objective::Age, Duration::from_secs(1_000), 1.0)), ..Budget::default() };
-        let after = |gap| budget.interval(Objective::Age, &known, Duration::from_secs(gap), bounds).unwrap().as_secs();
+        let price = Price::begin(Objective::Age, Duration::from_secs(1_000), 1.0).get();
+        let after = |gap| interval_at(price, Objective::Age, &known, Duration::from_secs(gap), bounds).as_secs();
         assert_eq!((after(60), after(0), after(100_000)), (180, 10, after(50_000)));
-        assert_eq!(Budget::default().interval(Objective::Age, &known, Duration::from_secs(60), bounds), None);
     }
 }
