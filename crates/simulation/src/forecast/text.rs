@@ -95,8 +95,8 @@ fn write_fresh(report: &Report, names: usize, out: &mut String) -> std::fmt::Res
     }
     writeln!(
         out,
-        "\n{:<names$} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9}  {}",
-        "kind", "right", "best", "uniform", "outdated", "best", "uniform", "calls an hour"
+        "\n{:<names$} {:>7} {:>7} {:>7} {:>9} {:>9} {:>9}  calls an hour",
+        "kind", "right", "best", "uniform", "outdated", "best", "uniform"
     )?;
     for (name, fresh) in told {
         let right = |of: Option<Quality>| of.map_or("-".into(), |of| format!("{:.3}", of.freshness));
