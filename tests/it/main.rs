@@ -72,6 +72,7 @@ mod structure;
 #[path = "../support/mod.rs"]
 #[allow(dead_code, reason = "the chaos test and the throttles' test use the rest")]
 mod support;
+mod tenants;
 mod throttle_orders;
 mod throttled_fleet;
 mod throttling;

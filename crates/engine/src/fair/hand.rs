@@ -139,8 +139,8 @@ mod tests {
     fn a_table_of_what_is_kept_in_hand() {
         let heavy = |tenant: &str| Quota { weight: if tenant == "heavy" { 3 } else { 1 }, most: None };
         let two = |_: &str| Quota { weight: 1, most: Some(2) };
-        type Quotas<'a> = &'a dyn Fn(&str) -> Quota;
-        let table: [(&str, &[(&str, usize)], &str, Quotas<'_>, bool); 9] = [
+        type Row<'a> = (&'a str, &'a [(&'a str, usize)], &'a str, &'a dyn Fn(&str) -> Quota, bool);
+        let table: [Row<'_>; 9] = [
             ("the first", &[], "a", &plain, true),
             ("alone, below what is held", &[("a", 7)], "a", &plain, true),
             ("alone, as many as are held", &[("a", 8)], "a", &plain, false),
@@ -175,8 +175,9 @@ mod tests {
     fn a_table_of_what_is_taken_from_the_backlog() {
         let heavy = |tenant: &str| Quota { weight: if tenant == "heavy" { 3 } else { 1 }, most: None };
         let one = |tenant: &str| Quota { weight: 1, most: (tenant == "a").then_some(1) };
-        type Quotas<'a> = &'a dyn Fn(&str) -> Quota;
-        let table: [(&str, &[(&str, usize)], &[&str], Quotas<'_>, &[(&str, u32)]); 8] = [
+        type Row<'a> =
+            (&'a str, &'a [(&'a str, usize)], &'a [&'a str], &'a dyn Fn(&str) -> Quota, &'a [(&'a str, u32)]);
+        let table: [Row<'_>; 8] = [
             ("none waits", &[("a", 3)], &[], &plain, &[]),
             ("one tenant has all", &[], &["a"], &plain, &[("a", 8)]),
             ("what is missing", &[("a", 5)], &["a"], &plain, &[("a", 3)]),

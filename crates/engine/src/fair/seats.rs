@@ -21,6 +21,8 @@ use crate::vitals::Vitals;
 /// How long after a request for a seat that was in vain the next one follows: a run on another worker may have ended.
 const AGAIN: Duration = Duration::from_millis(100);
 
+type QueueAndTenant = (Arc<str>, Arc<str>);
+
 /// The seats that this worker has taken.
 pub(super) struct Seats {
     ledger: PatientLedger,
@@ -28,7 +30,7 @@ pub(super) struct Seats {
     /// How many seats were asked for: numbers them.
     given: AtomicI64,
     /// Of each queue and tenant of which a job here has a seat, or waits for one.
-    of: Mutex<HashMap<(Arc<str>, Arc<str>), Arc<OfTenant>>>,
+    of: Mutex<HashMap<QueueAndTenant, Arc<OfTenant>>>,
 }
 
 #[derive(Default)]
