@@ -126,7 +126,9 @@ async fn another_weight_that_is_ordered_counts_within_two_seconds() {
     world.until(Duration::from_secs(9)).await;
     let seen = world.seen("sync");
     eprintln!("{:?}", world.ledger.fleet_orders().await.unwrap());
-    for s in 0..9 { eprintln!("{s} {:?}", counts(between(&seen, s * 1000, s * 1000 + 1000))); }
+    for s in 0..9 {
+        eprintln!("{s} {:?}", counts(between(&seen, s * 1000, s * 1000 + 1000)));
+    }
     world.stop().await;
     are_near(&counts(&between(&seen, 1_000, 3_000)[..100]), &[("a", 50), ("b", 50)]);
     are_near(&counts(&between(&seen, 5_000, 6_000)[..48]), &[("a", 8), ("b", 40)]);

@@ -24,8 +24,8 @@ use super::raw::{self, Raw};
 use super::{api, calendars, encryption, exec, fair, fresh, model, reasons, recurrence, roster, throttle, tracing};
 use crate::problems::{MAX_TIMEOUT, Problems, TEN_YEARS, check_backoff, known, listen_address};
 use crate::settings::{
-    CatchUpSettings, Config, HandlerSettings, KindSettings, LedgerSettings, QueueSettings, SpawnSettings, Takeover,
-    Unique, WorkerSettings,
+    CatchUpSettings, Config, HandlerSettings, INTERNAL, KindSettings, LedgerSettings, QueueSettings, SpawnSettings,
+    Takeover, Unique, WorkerSettings,
 };
 
 /// RabbitMQ closes the channel of a consumer that keeps a message for 30 minutes; a one-off job, which is nothing but
@@ -33,8 +33,6 @@ use crate::settings::{
 pub const MAX_HELD: Duration = Duration::from_secs(24 * 60);
 /// So much a run may ask for at most, whatever its kind allows: all of it is one transaction.
 const MAX_SPAWNED: usize = 10_000;
-/// What the names of the engine's own kinds begin with.
-pub const INTERNAL: &str = "roundelay.";
 /// More rungs than this are no longer cheap for the broker while nothing happens.
 const MAX_RUNGS: usize = 1_000;
 /// The longest name that AMQP carries, in bytes.

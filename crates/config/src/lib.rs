@@ -41,7 +41,7 @@ mod unpaced;
 
 pub use api::{ApiSettings, is_loopback};
 pub use calendars::{CalendarSettings, SqlCalendar, doubtful_calendars};
-pub use check::{INTERNAL, MAX_HELD, internal_kind};
+pub use check::{MAX_HELD, internal_kind};
 pub use error::{ConfigError, Problem};
 pub use fair::MAX_QUOTA;
 pub use fresh::{BudgetSettings, Calls, FreshSettings, weight_of};
@@ -52,8 +52,8 @@ pub use reasons::Reconcile;
 pub use recurrence::{Length, OwnSchedule, Recurrence, TimeBox, at_time};
 pub use roster::{Format, RosterDatabase, RosterSettings, RosterSource};
 pub use settings::{
-    CatchUpSettings, Config, HandlerSettings, KindSettings, LedgerSettings, QueueSettings, SpawnSettings, Takeover,
-    Unique, WorkerSettings, is_internal, schedule_of, schedule_of_kind,
+    CatchUpSettings, Config, HandlerSettings, INTERNAL, KindSettings, LedgerSettings, QueueSettings, SpawnSettings,
+    Takeover, Unique, WorkerSettings, is_internal, schedule_of, schedule_of_kind,
 };
 pub use throttle::{check_limits, throttles_of};
 pub use tracing::TracingSettings;

@@ -22,11 +22,20 @@ use roundelay_model::schedule::calendar::Days;
 use roundelay_model::schedule::{Pace, Rhythm, Schedule};
 use roundelay_model::topology::{Names, Topology};
 
-use crate::check::INTERNAL;
-use crate::{
-    ApiSettings, CalendarSettings, FreshSettings, ModelSettings, OwnSchedule, Reconcile, Recurrence, RosterSettings,
-    TracingSettings, UniqueUntil, calendars, throttle,
-};
+// By their files: whatever imports this one would be in a circle with the crate's first page.
+use crate::api::ApiSettings;
+use crate::calendars::{self, CalendarSettings};
+use crate::fresh::FreshSettings;
+use crate::model::ModelSettings;
+use crate::raw::UniqueUntil;
+use crate::reasons::Reconcile;
+use crate::recurrence::{OwnSchedule, Recurrence};
+use crate::roster::RosterSettings;
+use crate::throttle;
+use crate::tracing::TracingSettings;
+
+/// What the names of the engine's own kinds begin with.
+pub const INTERNAL: &str = "roundelay.";
 
 /// Checked settings: what they name exists, and what they ask for is possible.
 #[derive(Clone, Debug)]

@@ -29,7 +29,8 @@ use crate::delays::{self, Sleepers};
 use crate::desk::Desk;
 use crate::dispatch::Dispatch;
 use crate::error::StartError;
-use crate::fair::{self, FairLane};
+use crate::fair::lane::FairLane;
+use crate::fair::requests::Requests;
 use crate::flow_watch::FlowWatch;
 use crate::life::Life;
 use crate::observing::Observing;
@@ -209,7 +210,7 @@ impl Engine {
         Ok(Core {
             worker: worker.into(),
             catalog,
-            fair: fair::Requests::new(&ledger, payloads, &life),
+            fair: Requests::new(&ledger, payloads, &life),
             unique: UniquePlaces { ledger: ledger.clone(), life },
             wall: Arc::new(UpToDate::new(ledger.clone())),
             ledger,

@@ -16,7 +16,7 @@ use crate::chores::Chores;
 use crate::claim_time::ClaimTime;
 use crate::companion::Handle;
 use crate::connections::Connections;
-use crate::fair;
+use crate::fair::requests::Requests;
 use crate::fresh::Prices;
 use crate::in_hand::Hands;
 use crate::left_behind::LeftBehind;
@@ -44,7 +44,7 @@ pub(crate) struct Core {
     pub(crate) queues: Arc<Queues>,
     pub(crate) throttles: Throttles,
     /// What the fair queues ask of the ledger.
-    pub(crate) fair: fair::Requests,
+    pub(crate) fair: Requests,
     /// The shares of tenants.
     pub(crate) shares: Arc<Shares>,
     pub(crate) catch_up: CatchUpSettings,

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::concurrency::RunPlace;
 use crate::core::Core;
-use crate::fair::Seat;
+use crate::fair::seats::Seat;
 use crate::queue::QueueRun;
 use crate::throttle::{Slot, Want};
 

@@ -12,7 +12,7 @@ use roundelay_model::pacing::fair::Tenant;
 use roundelay_model::schedule::Balances;
 
 use crate::concurrency::ConcurrencyLimit;
-use crate::fair::{self, FairLane};
+use crate::fair::lane::{FairLane, REACH};
 use crate::flow_watch::FlowWatch;
 use crate::pace::Pace;
 use crate::telemetry::figures::{QueueFigures, ThrottleFigures};
@@ -109,7 +109,7 @@ impl QueueRun {
 
     /// How many deliveries the broker gives at once.
     pub(super) fn reach(&self, flow: Flow) -> u16 {
-        flow.prefetch.saturating_add(if self.fair.is_fair() { fair::REACH } else { 0 })
+        flow.prefetch.saturating_add(if self.fair.is_fair() { REACH } else { 0 })
     }
 
     /// How many deliveries are here that are not settled.

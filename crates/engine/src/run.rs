@@ -17,6 +17,7 @@ use crate::consume::work;
 use crate::core::Core;
 use crate::error::StartError;
 use crate::life::Point;
+use crate::pipeline::process_taken;
 use crate::supervised::SupervisedTasks;
 use crate::trace::{Export, Tracer};
 use crate::{
@@ -121,7 +122,10 @@ impl Engine {
         }
         for queue in core.queues.values().flatten() {
             let name = format!("the backlog of the queue {}", queue.source);
-            let taking = fair::run(core.clone(), queue.clone(), tasks.clone(), stop.clone());
+            let its = core.clone();
+            let live: fair::Live =
+                Arc::new(move |queue, delivery, hand| Box::pin(process_taken(its.clone(), queue, delivery, hand)));
+            let taking = fair::run(core.clone(), queue.clone(), live, tasks.clone(), stop.clone());
             parts.spawn(name, core.observing.life.bind(taking));
         }
         let rearm = rearm::work(core.clone(), rearm, tasks.clone(), stop.clone());

@@ -1,7 +1,7 @@
 //! Fair queues: what a flood of one tenant leaves to the others.
 //!
 //! A broker's queue hands out its messages in their order. So a worker takes more messages of a fair queue than it can
-//! start ([`REACH`]), keeps each tenant's share of them in hand ([`hand`]), and leaves the others in the ledger's
+//! start ([`lane::REACH`]), keeps each tenant's share of them in hand ([`hand`]), and leaves the others in the ledger's
 //! backlog. From there workers take them in turn over the tenants, as those in hand start. However messages lie in the
 //! broker's queue, the next job of each tenant is soon in hand; which of those in hand starts next is decided by the
 //! queue's room and the throttle's line.
@@ -10,43 +10,36 @@
 
 mod gather;
 mod hand;
-mod seats;
+pub(crate) mod lane;
+pub(crate) mod requests;
+pub(crate) mod seats;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures_util::future::BoxFuture;
-use parking_lot::Mutex;
-use roundelay_broker::{Delivery, Settle};
+use roundelay_broker::Delivery;
 use roundelay_ledger::{LedgerError, LeftMessage, Ownership, TakenMessage, name_of_chain};
 use roundelay_model::encryption::{AssociatedData, Field};
-use roundelay_model::job::{Envelope, Job};
+use roundelay_model::job::Envelope;
 use roundelay_model::pacing::fair::Tenant;
 use roundelay_model::pacing::key::KeyPath;
 use serde_json::Value;
-use tokio::sync::Notify;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::core::Core;
-use crate::life::{Life, Point};
-use crate::patient::PatientLedger;
-use crate::pipeline;
+use crate::life::Point;
 use crate::queue::QueueRun;
 use crate::sealing;
 use crate::settlement::Settlement;
 use crate::telemetry::Count;
-use gather::Gather;
-use hand::{Hand, Quota};
-pub(crate) use seats::Seat;
-use seats::Seats;
+use hand::Quota;
+use lane::{FairLane, InHandOf, Settled, TakenSettle};
+use seats::Seat;
 
-/// So many more messages than are to be held are asked for from the broker: what exceeds shares is left to the ledger in
-/// sets of as many.
-pub(crate) const REACH: u16 = 256;
 /// A message is not looked at before it is so close to its time.
 const CLOSE: Duration = Duration::from_millis(100);
 /// How often the backlog is looked at while messages wait there,
@@ -60,83 +53,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// How often messages are looked for that workers had taken which are gone.
 const RETURNS: Duration = Duration::from_secs(5);
 
-/// What the lanes of all fair queues of a worker share: their requests to the ledger.
-pub(crate) struct Requests {
-    owners: Arc<Gather<i64, Option<Ownership>>>,
-    leaves: Arc<Gather<LeftMessage, ()>>,
-    seats: Arc<Seats>,
-}
-
-impl Requests {
-    pub(crate) fn new(ledger: &PatientLedger, payloads: bool, life: &Life) -> Self {
-        let (reads, writes) = (ledger.clone(), ledger.clone());
-        let owners = Gather::new(
-            life.clone(),
-            Box::new(move |epochs: Vec<i64>| -> BoxFuture<'static, _> {
-                let ledger = reads.clone();
-                Box::pin(async move {
-                    let ask = || ledger.ownership(epochs.clone(), payloads);
-                    ledger.retry_until_stopped("ask whose chains are", ask).await
-                })
-            }),
-        );
-        let leaves = Gather::new(
-            life.clone(),
-            Box::new(move |messages: Vec<LeftMessage>| -> BoxFuture<'static, _> {
-                let ledger = writes.clone();
-                Box::pin(async move {
-                    let answers = vec![(); messages.len()];
-                    let messages = last_of_each(messages);
-                    let leave = || ledger.leave_messages(messages.clone());
-                    ledger.retry_until_stopped("leave messages to the backlog", leave).await.map(|()| answers)
-                })
-            }),
-        );
-        Self { owners, leaves, seats: Seats::new(ledger.clone(), life.clone()) }
-    }
-}
-
-/// Of each name the last message.
-fn last_of_each(messages: Vec<LeftMessage>) -> Vec<LeftMessage> {
-    let mut seen = std::collections::HashSet::new();
-    let mut last: Vec<_> = messages.into_iter().rev().filter(|message| seen.insert(message.name.clone())).collect();
-    last.reverse();
-    last
-}
-
-/// What a worker has in hand of a lane of a queue.
-pub(crate) struct FairLane {
-    /// Names the tenant, if the queue is fair. One that was fair once may have left a backlog.
-    by: Option<KeyPath>,
-    hand: Mutex<Hand>,
-    /// Messages wait in the backlog, as far as is known.
-    waits: AtomicBool,
-    /// There may be room for what waits there.
-    look: Notify,
-    settled: Arc<Mutex<Settled>>,
-}
-
-/// Messages that were taken from the backlog and are settled, each with the session that took it.
-#[derive(Default)]
-struct Settled {
-    done: Vec<(i64, i64)>,
-    returned: Vec<(i64, i64)>,
-}
-
-/// A job of a tenant is in hand while this lives.
-pub(super) struct InHandOf {
-    lane: Arc<FairLane>,
-    tenant: Arc<str>,
-}
-
-impl Drop for InHandOf {
-    fn drop(&mut self) {
-        self.lane.hand.lock().remove(&self.tenant);
-        if self.lane.waits.load(Ordering::Relaxed) {
-            self.lane.look.notify_one();
-        }
-    }
-}
+/// Lives one message that was taken from the backlog.
+pub(super) type Live = Arc<dyn Fn(Arc<QueueRun>, Delivery, InHandOf) -> BoxFuture<'static, ()> + Send + Sync>;
 
 /// What becomes of a message that the broker has delivered.
 pub(super) enum Place {
@@ -149,33 +67,6 @@ pub(super) enum Place {
     },
     /// It is somewhere else now.
     Settled(Settlement),
-}
-
-impl FairLane {
-    pub(crate) fn new(by: Option<KeyPath>) -> Arc<Self> {
-        Arc::new(Self {
-            by,
-            hand: Mutex::default(),
-            waits: AtomicBool::new(false),
-            look: Notify::new(),
-            settled: Arc::default(),
-        })
-    }
-
-    /// Whether tenants share the queue.
-    pub(super) fn is_fair(&self) -> bool {
-        self.by.is_some()
-    }
-
-    /// Whose a job is; the empty tenant where it does not matter.
-    pub(super) fn tenant_of(&self, job: &Job) -> Tenant {
-        self.by.as_ref().map_or_else(Tenant::default, |by| by.of(job).into())
-    }
-
-    fn hold_one(self: &Arc<Self>, tenant: Arc<str>) -> InHandOf {
-        self.hand.lock().add(&tenant);
-        InHandOf { lane: self.clone(), tenant }
-    }
 }
 
 impl Core {
@@ -204,7 +95,7 @@ impl Core {
             keeps
         };
         if keeps {
-            let in_hand = InHandOf { lane: lane.clone(), tenant: tenant.clone() };
+            let in_hand = lane.held(tenant.clone());
             return Place::Here { tenant: Some(tenant), _in_hand: Some(in_hand) };
         }
         let name = match (&envelope.chain, &envelope.id) {
@@ -266,7 +157,13 @@ impl Core {
 
 /// Takes from the backlog what this worker has room for, until `shutdown`. A queue that is not fair, and was once, may
 /// have left a backlog, which is taken without regard to tenants.
-pub(super) async fn run(core: Arc<Core>, queue: Arc<QueueRun>, tasks: TaskTracker, shutdown: CancellationToken) {
+pub(super) async fn run(
+    core: Arc<Core>,
+    queue: Arc<QueueRun>,
+    live: Live,
+    tasks: TaskTracker,
+    shutdown: CancellationToken,
+) {
     let lane = queue.fair.clone();
     let work = async {
         let mut turn = Turn { after: None, returns: Instant::now() };
@@ -281,7 +178,7 @@ pub(super) async fn run(core: Arc<Core>, queue: Arc<QueueRun>, tasks: TaskTracke
                 () = lane.look.notified() => sleep(PAUSE).await,
                 () = sleep(pause) => {}
             }
-            if let Err(error) = look(&core, &queue, &lane, &mut turn, &tasks).await
+            if let Err(error) = look(&core, (&queue, &lane), &mut turn, &live, &tasks).await
                 && core.observing.telemetry.notices.begins("looks at the backlog that failed")
             {
                 tracing::warn!(queue = queue.source, %error, "failed to look at the backlog; trying again");
@@ -305,9 +202,9 @@ struct Turn {
 
 async fn look(
     core: &Arc<Core>,
-    queue: &Arc<QueueRun>,
-    lane: &Arc<FairLane>,
+    (queue, lane): (&Arc<QueueRun>, &Arc<FairLane>),
     turn: &mut Turn,
+    live: &Live,
     tasks: &TaskTracker,
 ) -> Result<(), LedgerError> {
     if !lane.is_fair() && core.ledger.backlog(queue.source.clone(), None, 1, 1).await?.is_empty() {
@@ -345,8 +242,7 @@ async fn look(
         let in_hand = lane.hold_one(tenant.as_str().into());
         let settle = TakenSettle { settled: lane.settled.clone(), session, number };
         let delivery = Delivery::new(body.into(), queue.source.as_str().into(), takes > 1, 0, Box::new(settle));
-        let life = pipeline::process_taken(core.clone(), queue.clone(), delivery, in_hand);
-        tasks.spawn(core.observing.life.bind(life));
+        tasks.spawn(core.observing.life.bind(live(queue.clone(), delivery, in_hand)));
     }
     Ok(())
 }
@@ -395,33 +291,4 @@ fn by_session(settled: &[(i64, i64)]) -> Vec<(i64, Vec<i64>)> {
         by_session.entry(*session).or_default().push(*number);
     }
     by_session.into_iter().collect()
-}
-
-impl InHandOf {
-    /// Whose the job is.
-    pub(super) fn tenant(&self) -> &Arc<str> {
-        &self.tenant
-    }
-}
-
-/// Settles a message that was taken from the backlog.
-struct TakenSettle {
-    settled: Arc<Mutex<Settled>>,
-    session: i64,
-    number: i64,
-}
-
-#[async_trait]
-impl Settle for TakenSettle {
-    fn is_alive(&self) -> bool {
-        true
-    }
-
-    async fn ack(self: Box<Self>) {
-        self.settled.lock().done.push((self.session, self.number));
-    }
-
-    async fn requeue(self: Box<Self>) {
-        self.settled.lock().returned.push((self.session, self.number));
-    }
 }

@@ -1,0 +1,113 @@
+//! What a worker has in hand of a lane of a queue, by tenant.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use roundelay_broker::Settle;
+use roundelay_model::job::Job;
+use roundelay_model::pacing::fair::Tenant;
+use roundelay_model::pacing::key::KeyPath;
+use tokio::sync::Notify;
+
+use super::hand::Hand;
+
+/// So many more messages than are to be held are asked for from the broker: what exceeds shares is left to the ledger in
+/// sets of as many.
+pub(crate) const REACH: u16 = 256;
+/// What a worker has in hand of a lane of a queue.
+pub(crate) struct FairLane {
+    /// Names the tenant, if the queue is fair. One that was fair once may have left a backlog.
+    pub(super) by: Option<KeyPath>,
+    pub(super) hand: Mutex<Hand>,
+    /// Messages wait in the backlog, as far as is known.
+    pub(super) waits: AtomicBool,
+    /// There may be room for what waits there.
+    pub(super) look: Notify,
+    pub(super) settled: Arc<Mutex<Settled>>,
+}
+
+/// Messages that were taken from the backlog and are settled, each with the session that took it.
+#[derive(Default)]
+pub(super) struct Settled {
+    pub(super) done: Vec<(i64, i64)>,
+    pub(super) returned: Vec<(i64, i64)>,
+}
+
+/// A job of a tenant is in hand while this lives.
+pub(crate) struct InHandOf {
+    lane: Arc<FairLane>,
+    tenant: Arc<str>,
+}
+
+impl Drop for InHandOf {
+    fn drop(&mut self) {
+        self.lane.hand.lock().remove(&self.tenant);
+        if self.lane.waits.load(Ordering::Relaxed) {
+            self.lane.look.notify_one();
+        }
+    }
+}
+
+impl FairLane {
+    pub(crate) fn new(by: Option<KeyPath>) -> Arc<Self> {
+        Arc::new(Self {
+            by,
+            hand: Mutex::default(),
+            waits: AtomicBool::new(false),
+            look: Notify::new(),
+            settled: Arc::default(),
+        })
+    }
+
+    /// The same, where that was noted already.
+    pub(super) fn held(self: &Arc<Self>, tenant: Arc<str>) -> InHandOf {
+        InHandOf { lane: self.clone(), tenant }
+    }
+
+    /// Whether tenants share the queue.
+    pub(crate) fn is_fair(&self) -> bool {
+        self.by.is_some()
+    }
+
+    /// Whose a job is; the empty tenant where it does not matter.
+    pub(crate) fn tenant_of(&self, job: &Job) -> Tenant {
+        self.by.as_ref().map_or_else(Tenant::default, |by| by.of(job).into())
+    }
+
+    /// One more job of a tenant is in hand.
+    pub(super) fn hold_one(self: &Arc<Self>, tenant: Arc<str>) -> InHandOf {
+        self.hand.lock().add(&tenant);
+        InHandOf { lane: self.clone(), tenant }
+    }
+}
+
+impl InHandOf {
+    /// Whose the job is.
+    pub(crate) fn tenant(&self) -> &Arc<str> {
+        &self.tenant
+    }
+}
+
+/// Settles a message that was taken from the backlog.
+pub(super) struct TakenSettle {
+    pub(super) settled: Arc<Mutex<Settled>>,
+    pub(super) session: i64,
+    pub(super) number: i64,
+}
+
+#[async_trait]
+impl Settle for TakenSettle {
+    fn is_alive(&self) -> bool {
+        true
+    }
+
+    async fn ack(self: Box<Self>) {
+        self.settled.lock().done.push((self.session, self.number));
+    }
+
+    async fn requeue(self: Box<Self>) {
+        self.settled.lock().returned.push((self.session, self.number));
+    }
+}
