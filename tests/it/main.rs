@@ -31,6 +31,7 @@ mod end_to_end;
 mod examples;
 mod failover;
 mod failures;
+mod fair;
 mod flatness;
 mod fleet;
 mod forecast;

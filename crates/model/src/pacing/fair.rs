@@ -60,6 +60,8 @@ pub struct FairLine<K, W> {
 #[derive(Debug)]
 struct Account<K, W> {
     tag: Tag,
+    /// As it was when the tenant last joined or had a turn.
+    weight: u32,
     waiting: BTreeMap<K, W>,
     /// Places in use, and the sum of the times from which they are charged.
     places: u64,
@@ -72,9 +74,9 @@ impl<K, W> Account<K, W> {
     }
 
     /// The tag with what its places cost at the time `now`.
-    fn score(&self, weight: u32, now: u64, stay: u64) -> Tag {
+    fn score(&self, now: u64, stay: u64) -> Tag {
         let until = u128::from(self.places) * (u128::from(now) + u128::from(stay));
-        self.tag + share(until.saturating_sub(self.since), weight)
+        self.tag + share(until.saturating_sub(self.since), self.weight)
     }
 }
 
@@ -128,11 +130,11 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
         if self.contended.is_none() {
             self.begin(now);
         }
-        let (lowest, weight, stay) = (self.lowest(now), self.shares.weight(tenant), self.stay);
+        let (lowest, stay) = (self.lowest(now), self.stay);
         let account = self.awake(tenant);
         if account.waiting.is_empty() {
             // Also where runs of its go on: it has wanted no more.
-            account.tag += lowest.saturating_sub(account.score(weight, now, stay));
+            account.tag += lowest.saturating_sub(account.score(now, stay));
         }
         account.waiting.insert(key, waiter);
         self.waiting += 1;
@@ -176,7 +178,7 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
         for (n, (tenant, account)) in in_line.enumerate() {
             let mut keys = account.waiting.keys().copied();
             heads.extend(keys.next().map(|key| Reverse((account.tag, key, n))));
-            rest.push((tenant, self.shares.weight(tenant), keys));
+            rest.push((tenant, account.weight, keys));
         }
         let mut order = Vec::with_capacity(most.min(self.waiting));
         while order.len() < most
@@ -195,14 +197,14 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
         let own = self.tenants.get(tenant).map(|own| own.waiting.range(..key).map(|(key, _)| u64::from(cost(*key))));
         let before = own.map_or(0, Iterator::sum);
         let tag = self.tag(tenant).max(self.level) + share(before.into(), self.shares.weight(tenant));
-        let others = self.tenants.iter().filter(|(other, _)| ***other != *tenant).map(|(other, account)| {
-            let (mut at, mut sum, weight) = (account.tag, 0, self.shares.weight(other));
+        let others = self.tenants.iter().filter(|(other, _)| ***other != *tenant).map(|(_, account)| {
+            let (mut at, mut sum) = (account.tag, 0);
             for waiting in account.waiting.keys() {
                 if (at, *waiting) >= (tag, key) {
                     break;
                 }
                 let cost = cost(*waiting);
-                (at, sum) = (at + share(cost.into(), weight), sum + u64::from(cost));
+                (at, sum) = (at + share(cost.into(), account.weight), sum + u64::from(cost));
             }
             sum
         });
@@ -216,7 +218,8 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
         let account = self.tenants.get_mut(tenant)?;
         let waiter = account.waiting.remove(&key)?;
         self.waiting -= 1;
-        self.level = self.level.max(account.score(weight, now, stay));
+        account.weight = weight;
+        self.level = self.level.max(account.score(now, stay));
         account.tag += share(cost.into(), weight);
         self.settle(tenant);
         Some(waiter)
@@ -224,9 +227,9 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
 
     /// Charges a tenant for starts that it has had without a turn.
     pub fn charge(&mut self, tenant: &Tenant, cost: u32) {
-        let (weight, level) = (self.shares.weight(tenant), self.level);
+        let level = self.level;
         let account = self.awake(tenant);
-        account.tag = account.tag.max(level) + share(cost.into(), weight);
+        account.tag = account.tag.max(level) + share(cost.into(), account.weight);
         self.settle(tenant);
     }
 
@@ -243,7 +246,6 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
 
     /// `tenant` gives back a place that it has used from `began` until `now`.
     pub fn vacate(&mut self, tenant: &Tenant, began: u64, now: u64) {
-        let weight = self.shares.weight(tenant);
         let took = now.saturating_sub(began);
         self.stay = self.stay - self.stay / NEWEST + took / NEWEST;
         // What it had while there was room for all is not charged.
@@ -251,7 +253,7 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
         if let Some(account) = self.tenants.get_mut(tenant) {
             account.places = account.places.saturating_sub(1);
             account.since = account.since.saturating_sub(began.into());
-            account.tag += share(now.saturating_sub(began).into(), weight);
+            account.tag += share(now.saturating_sub(began).into(), account.weight);
         }
         self.settle(tenant);
     }
@@ -282,7 +284,7 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
     fn scores(&self, now: u64) -> impl Iterator<Item = (Tag, u64, K, &Tenant)> {
         self.tenants.iter().filter_map(move |(tenant, account)| {
             let (first, _) = account.waiting.first_key_value()?;
-            Some((account.score(self.shares.weight(tenant), now, self.stay), account.places, *first, tenant))
+            Some((account.score(now, self.stay), account.places, *first, tenant))
         })
     }
 
@@ -293,11 +295,14 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
 
     /// The account of a tenant that has work.
     fn awake(&mut self, tenant: &Tenant) -> &mut Account<K, W> {
-        self.tenants.entry(tenant.clone()).or_insert_with(|| {
+        let weight = self.shares.weight(tenant);
+        let account = self.tenants.entry(tenant.clone()).or_insert_with(|| {
             let tag = self.remembered.remove(tenant).unwrap_or(0);
             self.by_tag.remove(&(tag, tenant.clone()));
-            Account { tag, waiting: BTreeMap::new(), places: 0, since: 0 }
-        })
+            Account { tag, weight, waiting: BTreeMap::new(), places: 0, since: 0 }
+        });
+        account.weight = weight;
+        account
     }
 
     /// Forgets what needs not be remembered, now that `tenant` may have no work.
