@@ -129,13 +129,13 @@ impl ConcurrencyLimit {
     }
 
     /// How many wait for a place.
-    #[allow(dead_code, reason = "what is pulled from the ledger in turn asks for it")]
+    #[cfg(test)]
     pub fn waiting(&self) -> usize {
         self.inner().waiting.values().map(Line::waiting).sum()
     }
 
     /// How many of `tenant` wait for a place, if tenants share the places.
-    #[allow(dead_code, reason = "what is pulled from the ledger in turn asks for it")]
+    #[cfg(test)]
     pub fn waiting_of(&self, tenant: &str) -> usize {
         self.inner().waiting.values().filter_map(Line::fair).map(|line| line.len_of(tenant)).sum()
     }
