@@ -212,6 +212,8 @@ handler.exec.argv = ["/bin/false"]
     let metrics = worker.metrics().await;
     let mut expected = documented();
     assert!(expected.remove(OF_TLS), "it is documented, and broker_tls.rs sees that it is there");
+    // Those of budgets are there where a kind has `fresh`, once there is a price: telemetry has a test of them.
+    expected.retain(|name| !name.starts_with("roundelay_budget_"));
     assert_eq!(metrics.names, expected, "the worker's, and those in docs/metrics.md");
     assert_eq!(std::fs::read_to_string(&seen).unwrap().lines().count(), 3, "what the handler saw");
     let attempts = |kind: &str, verdict: &str, reason: &str| {

@@ -491,7 +491,8 @@ impl Families {
             self.chains.get_or_create(&chains(state, "")).set(count);
         }
         self.backlog.clear();
-        for (queue, messages) in &census.backlog {
+        let none = census.queues.iter().map(|queue| (&queue.queue, &0));
+        for (queue, messages) in none.chain(&census.backlog) {
             self.backlog.get_or_create(&ByQueue { queue: queue.clone() }).set(*messages);
         }
         self.oldest.set(census.oldest_due().map_or(0.0, |due| at.since(due).as_secs_f64()));
@@ -516,6 +517,42 @@ mod tests {
     use super::*;
     use crate::telemetry::Telemetry;
     use roundelay_ledger::QueueCensus;
+    use roundelay_model::fresh::Price;
+
+    #[test]
+    fn a_budget_is_told_once_it_has_a_price_and_until_it_is_gone() {
+        let telemetry = Telemetry::default();
+        let price = Price::begin(Objective::Age, Duration::from_secs(60), 1.0);
+        let known = Budget { price: Some(price), allowed: 2.0, made: 1.5, age: Some(7.0), ..Budget::default() };
+        let of = |name, budget: &Budget| (name, Arc::new(budget.clone()), Objective::Age);
+        telemetry.budgets([of("a", &known), of("b", &Budget::default())].into_iter());
+        let text = telemetry.render();
+        for line in [
+            "roundelay_budget_calls_per_second{budget=\"a\",calls=\"allowed\"} 2",
+            "roundelay_budget_calls_per_second{budget=\"a\",calls=\"made\"} 1.5",
+            "roundelay_budget_age_seconds{budget=\"a\"} 7",
+            "roundelay_budget_price{budget=\"a\"}",
+        ] {
+            assert!(text.contains(line), "{line} is not in {text}");
+        }
+        assert!(!text.contains("budget=\"b\""), "{text}");
+        telemetry.budgets(std::iter::empty());
+        assert!(!telemetry.render().contains("budget=\"a\""));
+    }
+
+    /// A queue of which nothing waits is told, too: who looks at it sees that it is so.
+    #[test]
+    fn the_backlog_of_each_queue_is_told() {
+        let telemetry = Telemetry::default();
+        let queue = |name: &str| QueueCensus { queue: name.into(), ..QueueCensus::default() };
+        let backlog = [("b".to_owned(), 12), ("roundelay.lane.1.b".to_owned(), 3)].into();
+        let census = Census { queues: vec![queue("a"), queue("b")], backlog, ..Census::default() };
+        telemetry.census(&census, (Time::default(), &WallClock::default()), Duration::ZERO);
+        let text = telemetry.render();
+        for (queue, messages) in [("a", 0), ("b", 12), ("roundelay.lane.1.b", 3)] {
+            assert!(text.contains(&format!("roundelay_backlog_messages{{queue=\"{queue}\"}} {messages}")), "{text}");
+        }
+    }
 
     #[test]
     fn a_census_replaces_the_one_before() {
