@@ -47,7 +47,7 @@ pub struct Visits {
     pub fresh: f64,
     /// and of the weight times the expected age of what is known, in seconds.
     pub age: f64,
-    /// Where the calls go: by [`class`] of the interval.
+    /// Where the calls go: by the class of the interval.
     pub intervals: BTreeMap<u8, OfInterval>,
 }
 

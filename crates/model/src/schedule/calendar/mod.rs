@@ -5,7 +5,7 @@
 //! years goes from piece to piece, and nothing is stored for each day. A moment belongs to the hours that the wall clock
 //! shows then: an hour that a change of the clock repeats is in the calendar both times, and one that is skipped never.
 //!
-//! [`Exclusions`] are the calendars of a kind, or of a chain. [`bend`] makes of the occurrences of a schedule those that
+//! [`Exclusions`] are the calendars of a kind, or of a chain. `bend` makes of the occurrences of a schedule those that
 //! are left.
 
 pub(super) mod bend;
