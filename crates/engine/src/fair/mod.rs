@@ -45,7 +45,7 @@ const CLOSE: Duration = Duration::from_millis(100);
 /// How often the backlog is looked at while messages wait there,
 const BUSY: Duration = Duration::from_millis(50);
 /// and while none do: other workers may have left some.
-const IDLE: Duration = Duration::from_millis(200);
+const IDLE: Duration = Duration::from_secs(1);
 /// How often the backlog of a queue is looked at that is not fair.
 const LEFT_OVER: Duration = Duration::from_secs(60);
 /// Between two looks, at least: what ends meanwhile makes room for one set.
