@@ -16,6 +16,7 @@ use super::hand::Hand;
 /// So many more messages than are to be held are asked for from the broker: what exceeds shares is left to the ledger in
 /// sets of as many.
 pub(crate) const REACH: u16 = 256;
+
 /// What a worker has in hand of a lane of a queue.
 pub(crate) struct FairLane {
     /// Names the tenant, if the queue is fair. One that was fair once may have left a backlog.
@@ -61,7 +62,7 @@ impl FairLane {
         })
     }
 
-    /// The same, where that was noted already.
+    /// A job of a tenant is in hand, and the hand has it already: see [`Self::hold_one`].
     pub(super) fn held(self: &Arc<Self>, tenant: Arc<str>) -> InHandOf {
         InHandOf { lane: self.clone(), tenant }
     }

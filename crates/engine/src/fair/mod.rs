@@ -110,7 +110,6 @@ impl Core {
         }
         self.observing.telemetry.count(Count::Left);
         self.observing.life.reached(Point::Left).await;
-
         lane.waits.store(true, Ordering::Relaxed);
         lane.look.notify_one();
         Place::Settled(Settlement::Ack)
@@ -236,7 +235,6 @@ async fn look(
         return Ok(());
     }
     let taken = core.ledger.take_messages(queue.source.clone(), session, takes).await?;
-
     core.observing.life.reached(Point::Taken).await;
     for TakenMessage { number, tenant, body, takes } in taken {
         let in_hand = lane.hold_one(tenant.as_str().into());
