@@ -40,8 +40,9 @@ use hand::Quota;
 use lane::{FairLane, InHandOf, Settled, TakenSettle};
 use seats::Seat;
 
-/// A message is not looked at before it is so close to its time.
-const CLOSE: Duration = Duration::from_millis(100);
+/// A message that comes earlier than this is sent on to a rung. What comes later sleeps here until it is due (less than 200 ms:
+/// see `ladder`), so its tenant must be known.
+const CLOSE: Duration = Duration::from_millis(250);
 /// How often the backlog is looked at while messages wait there,
 const BUSY: Duration = Duration::from_millis(50);
 /// and while none do: other workers may have left some.
