@@ -6,10 +6,10 @@
 //!
 //! Within a lane who came first is first. On a fair queue the tenants of a lane share the time of the places instead, as
 //! [`roundelay_model::pacing::fair`] says. There a job that only waits for a slot also makes way for a tenant that has
-//! fewer places for its weight, or else a flood could keep all places while it waits.
+//! fewer places for its weight, or else a flood could keep all places while it waits. That tenant gets the very place: were
+//! it the next one's by turn, that could be the flood again, and the two would make way for each other without end.
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -43,8 +43,8 @@ struct Inner {
     idle: BTreeMap<(u8, u64), Idler>,
     /// How many ever were.
     idlers: u64,
-    /// Places of fair lines that are about to be given up, by lane and tenant.
-    leaving: HashMap<(u8, Tenant), u64>,
+    /// Places of fair lines that are about to be given up: whose they are, and for which tenant.
+    leaving: BTreeMap<(u8, u64), (Tenant, Option<Tenant>)>,
 }
 
 type Waiter = oneshot::Sender<RunPlace>;
@@ -90,7 +90,7 @@ impl Line {
 
 /// Who would make way: how it is asked, and for whom it has its place.
 struct Idler {
-    ask: oneshot::Sender<()>,
+    ask: oneshot::Sender<Option<Tenant>>,
     tenant: Option<Tenant>,
 }
 
@@ -102,6 +102,8 @@ pub struct RunPlace {
     owed: bool,
     /// In a fair line: for whom it is used, and since when.
     used: Option<(Tenant, u64)>,
+    /// In a fair line: the tenant for which it is given up.
+    promised: Option<Tenant>,
 }
 
 impl ConcurrencyLimit {
@@ -152,7 +154,7 @@ impl ConcurrencyLimit {
                 {
                     line.occupy(tenant, *now);
                 }
-                return RunPlace { room: self.clone(), lane, owed: false, used };
+                return self.place(lane, false, used);
             }
             let (sender, place) = oneshot::channel();
             inner.arrivals += 1;
@@ -168,7 +170,7 @@ impl ConcurrencyLimit {
                 }
             };
             match inner.idle.first_key_value().map(|(key, _)| *key).filter(|(of, _)| *of < lane) {
-                Some(lower) => inner.ask(lower),
+                Some(lower) => inner.ask(lower, None),
                 None => inner.make_room(lane, tenant, self),
             }
             (place, waits)
@@ -206,8 +208,12 @@ impl ConcurrencyLimit {
             inner.free -= 1;
             drop(inner);
             // A waiter that has gone meanwhile drops the place, and so gives it back.
-            drop(waiter.send(RunPlace { room: self.clone(), lane, owed, used }));
+            drop(waiter.send(self.place(lane, owed, used)));
         }
+    }
+
+    fn place(self: &Arc<Self>, lane: u8, owed: bool, used: Option<(Tenant, u64)>) -> RunPlace {
+        RunPlace { room: self.clone(), lane, owed, used, promised: None }
     }
 
     /// Microseconds since it was made.
@@ -256,13 +262,13 @@ impl Inner {
         })
     }
 
-    /// Asks a job that only waits for a slot to give its place up.
-    fn ask(&mut self, idle: (u8, u64)) {
+    /// Asks a job that only waits for a slot to give its place up: `to` a tenant, or to the next.
+    fn ask(&mut self, idle: (u8, u64), to: Option<Tenant>) {
         let Some(Idler { ask, tenant }) = self.idle.remove(&idle) else { return };
         // A job that has begun meanwhile does not listen any more.
-        let _ = ask.send(());
+        let _ = ask.send(to.clone());
         if let Some(tenant) = tenant {
-            *self.leaving.entry((idle.0, tenant)).or_default() += 1;
+            self.leaving.insert(idle, (tenant, to));
         }
     }
 
@@ -277,23 +283,24 @@ impl Inner {
         let Some((_, key)) = idle.max() else { return };
         let next = self.waiting.get(&lane).and_then(|line| line.fair()?.next(room.now()));
         if next.is_some_and(|(next, _)| next == *tenant) {
-            self.ask(key);
+            self.ask(key, Some(tenant.clone()));
         }
     }
 
     /// Whether a place of `of` is due to `tenant`: with it, it has no more for its weight than the other without it.
     fn is_due_from(&self, lane: u8, of: &Tenant, tenant: &Tenant, shares: &Shares) -> bool {
-        // What is given up may all be for this tenant.
-        let coming: u64 = self.leaving.iter().filter(|((at, _), _)| *at == lane).map(|(_, places)| places).sum();
-        let (has, wants) = (self.places_of(lane, of), self.places_of(lane, tenant) + coming + 1);
+        let (has, wants) = (self.places_of(lane, of), self.places_of(lane, tenant) + 1);
         let weights = (u64::from(shares.weight(of)), u64::from(shares.weight(tenant)));
         of != tenant && wants * weights.0 <= has.saturating_sub(1) * weights.1
     }
 
-    /// The places of a tenant in a lane that are not about to be given up.
+    /// The places of a tenant in a lane, once those have been given up that are about to be.
     fn places_of(&self, lane: u8, tenant: &Tenant) -> u64 {
         let places = self.waiting.get(&lane).and_then(Line::fair).map_or(0, |line| line.places_of(tenant));
-        places.saturating_sub(self.leaving.get(&(lane, tenant.clone())).copied().unwrap_or(0))
+        let leaving = || self.leaving.range((lane, 0)..=(lane, u64::MAX)).map(|(_, leaving)| leaving);
+        let comes = leaving().filter(|(_, to)| to.as_ref() == Some(tenant)).count();
+        let goes = leaving().filter(|(of, _)| of == tenant).count();
+        (places + comes as u64).saturating_sub(goes as u64)
     }
 }
 
@@ -314,9 +321,9 @@ impl Drop for Waits<'_> {
 }
 
 impl RunPlace {
-    /// Waits until a job of a higher lane, or of a tenant to which it is due, needs the place. Only for jobs that have
-    /// not begun.
-    pub async fn wanted(&self) {
+    /// Waits until a job of a higher lane, or of a tenant to which it is due, needs the place, which gets it when this is
+    /// dropped. Only for jobs that have not begun.
+    pub async fn wanted(&mut self) {
         if self.owed {
             return std::future::pending().await;
         }
@@ -329,27 +336,37 @@ impl RunPlace {
             let (ask, asked) = oneshot::channel();
             inner.idlers += 1;
             let key = (self.lane, inner.idlers);
-            inner.idle.insert(key, Idler { ask, tenant: tenant.clone() });
+            inner.idle.insert(key, Idler { ask, tenant });
             let next = inner.waiting.get(&self.lane).and_then(|line| line.fair()?.next(self.room.now()));
             if let Some((next, _)) = next {
                 inner.make_room(self.lane, &next, &self.room);
             }
             (key, asked)
         };
-        let _idle = Idle { room: &self.room, key, tenant };
-        let _ = asked.await;
+        let _idle = Idle { room: &self.room, key };
+        self.promised = asked.await.ok().flatten();
     }
 }
 
 impl Drop for RunPlace {
     fn drop(&mut self) {
+        let now = self.room.now();
         {
             let mut inner = self.room.inner();
-            inner.free += 1;
             let line = inner.waiting.get_mut(&self.lane).and_then(Line::fair_mut);
-            if let (Some((tenant, began)), Some(line)) = (&self.used, line) {
-                line.vacate(tenant, *began, self.room.now());
+            match (&self.used, self.promised.take(), line) {
+                (Some((tenant, began)), Some(to), Some(line)) => {
+                    if let Some(waiter) = line.hand_over((tenant, *began), &to, now) {
+                        drop(inner);
+                        // A waiter that has gone meanwhile drops the place, and so gives it back.
+                        drop(waiter.send(self.room.place(self.lane, false, Some((to, now)))));
+                        return;
+                    }
+                }
+                (Some((tenant, began)), None, Some(line)) => line.vacate(tenant, *began, now),
+                _ => {}
             }
+            inner.free += 1;
         }
         self.room.pass_on();
     }
@@ -359,22 +376,14 @@ impl Drop for RunPlace {
 struct Idle<'a> {
     room: &'a ConcurrencyLimit,
     key: (u8, u64),
-    tenant: Option<Tenant>,
 }
 
 impl Drop for Idle<'_> {
     fn drop(&mut self) {
         let mut inner = self.room.inner();
-        let asked = inner.idle.remove(&self.key).is_none();
+        inner.idle.remove(&self.key);
         // It gives its place up now, or has begun meanwhile and keeps it.
-        if let Some(tenant) = self.tenant.take().filter(|_| asked)
-            && let Entry::Occupied(mut leaving) = inner.leaving.entry((self.key.0, tenant))
-        {
-            *leaving.get_mut() -= 1;
-            if *leaving.get() == 0 {
-                leaving.remove();
-            }
-        }
+        inner.leaving.remove(&self.key);
     }
 }
 
@@ -384,7 +393,9 @@ mod tests {
     use std::time::Duration;
 
     use futures_util::FutureExt;
+    use roundelay_model::clock::Entropy;
     use roundelay_model::pacing::fair::{Configured, ShareSettings};
+    use tokio::sync::Semaphore;
     use tokio::time::{sleep, sleep_until};
 
     use super::*;
@@ -442,7 +453,7 @@ mod tests {
         }
         let mut more = Box::pin(room.enter(0, &flood));
         assert!(more.as_mut().now_or_never().is_none());
-        let mut idle: Vec<_> = places.iter().map(|place| Box::pin(place.wanted())).collect();
+        let mut idle: Vec<_> = places.iter_mut().map(|place| Box::pin(place.wanted())).collect();
         assert!(idle.iter_mut().all(|idle| idle.now_or_never().is_none()), "not for its like");
         let mut waits: Vec<_> = (0..4).map(|_| Box::pin(room.enter(0, &other))).collect();
         assert!(waits.iter_mut().all(|waits| waits.now_or_never().is_none()));
@@ -457,6 +468,45 @@ mod tests {
         drop((got, places, waits, more));
         assert_eq!(room.inner().free, 4);
         assert!(room.inner().leaving.is_empty() && room.inner().idle.is_empty());
+    }
+
+    /// Jobs that wait for slots, and have to make way for each other meanwhile.
+    #[tokio::test(start_paused = true)]
+    async fn no_job_makes_way_for_nothing() {
+        for seed in 0..300 {
+            let dice = Entropy::seeded(seed);
+            let places = 2 + dice.below(3);
+            let room = fair(places, &[("b", 2)]);
+            let (ways, slots) = (Arc::<AtomicU64>::default(), Arc::new(Semaphore::new(0)));
+            let jobs: Vec<_> = (0..40)
+                .map(|_| {
+                    let (room, ways, slots) = (room.clone(), ways.clone(), slots.clone());
+                    let tenant = Tenant::from(["a", "a", "a", "b", "c"][dice.below(5)]);
+                    let (comes, runs) = (dice.below(60_000) as u64, dice.below(3_000) as u64);
+                    tokio::spawn(async move {
+                        sleep(Duration::from_millis(comes)).await;
+                        loop {
+                            let mut place = room.enter(0, &tenant).await;
+                            tokio::select! {
+                                biased;
+                                slot = slots.acquire() => break slot.unwrap().forget(),
+                                () = place.wanted() => {}
+                            }
+                            let ways = ways.fetch_add(1, Ordering::Relaxed);
+                            assert!(ways < 400, "with the seed {seed}, 40 jobs make way without end");
+                        }
+                        sleep(Duration::from_millis(runs)).await;
+                    })
+                })
+                .collect();
+            for _ in 0..jobs.len() {
+                slots.add_permits(1);
+                sleep(Duration::from_millis(dice.below(4_000) as u64)).await;
+            }
+            for job in jobs {
+                job.await.unwrap();
+            }
+        }
     }
 
     #[tokio::test]
@@ -490,7 +540,7 @@ mod tests {
     #[tokio::test]
     async fn idle_job_makes_way_for_a_higher_lane_and_a_wait_given_up_costs_no_place() {
         let (room, none) = (ConcurrencyLimit::new(2, None), Tenant::default());
-        let (low, other) = (room.enter(0, &none).await, room.enter(1, &none).await);
+        let (mut low, mut other) = (room.enter(0, &none).await, room.enter(1, &none).await);
         let mut makes_way = Box::pin(low.wanted());
         assert!(makes_way.as_mut().now_or_never().is_none());
         assert!(Box::pin(room.enter(0, &none)).now_or_never().is_none(), "not for its like, and this one has gone");

@@ -50,7 +50,7 @@ impl Core {
         let wait = async {
             let seat = self.seat(queue, tenant).await;
             loop {
-                let room = queue.room.enter(queue.lane, tenant).await;
+                let mut room = queue.room.enter(queue.lane, tenant).await;
                 let mut blocked = None;
                 let slot = match &queue.throttle {
                     // Asked once more below, since this can take long too.
