@@ -445,6 +445,7 @@ async fn give_up(needs: &Needs, session: Option<i64>, overdue: &mut [Overdue]) -
         return Ok(());
     }
     needs.ledger.give_up(session, claims.clone()).await?;
+    needs.suspects.given_up(claims.iter().map(|claim| claim.epoch));
     for chain in overdue.iter_mut().filter(|chain| claims.iter().any(|claim| claim.epoch == chain.hint.epoch)) {
         chain.holder = Holder::Gone;
     }
@@ -456,7 +457,12 @@ async fn give_up_at_rest(needs: &Needs) -> Result<(), LedgerError> {
     let Some(session) = needs.vitals.session() else { return Ok(()) };
     let mut claims = needs.ledger.left_with(session, PER_LOOK).await?;
     claims.retain(|claim| needs.in_hand.count(claim.epoch) == 0);
-    if claims.is_empty() { Ok(()) } else { needs.ledger.give_up(session, claims).await }
+    if claims.is_empty() {
+        return Ok(());
+    }
+    needs.ledger.give_up(session, claims.clone()).await?;
+    needs.suspects.given_up(claims.iter().map(|claim| claim.epoch));
+    Ok(())
 }
 
 /// Sends the messages of chains whose holders are gone, and, where one of these was `silent`, of those whose messages

@@ -14,7 +14,7 @@ use crate::life::Point;
 use crate::patient::{FIRST_PAUSE, LEDGER_PAUSE};
 use crate::permit::Permit;
 use crate::queue::QueueRun;
-use crate::suspects::Kept;
+use crate::suspects::{Asking, Kept};
 use crate::trace::Run;
 use crate::vitals::Term;
 
@@ -41,7 +41,7 @@ impl Core {
     ) -> Option<Answered> {
         let (mut pause, mut again) = (FIRST_PAUSE, false);
         // A claim whose answer was lost is made again as what it was.
-        let (mut kept, mut prepared) = (None, 0);
+        let (mut asking, mut prepared) = (Asking::new(&self.suspects, request.hint.epoch), 0);
         let may_be_stale = queue.throttle.is_some() && (delivery.redelivered || self.publishing.outage.leaves_stale());
         if may_be_stale && self.is_past(&request.hint).await {
             return self.claim_stale(queue, delivery, in_hand, (request, tenant)).await;
@@ -79,9 +79,9 @@ impl Core {
                     self.claim_time.took(asked.elapsed());
                 }
                 let Ok(Claim::Suspected(deaths)) = answer else { break (term, answer) };
-                drop(kept.take());
+                drop(asking.kept.take());
                 match deaths::company(deaths).and_then(|company| self.suspects.keep(company)) {
-                    Some(guard) => (kept, prepared) = (Some(guard), deaths),
+                    Some(guard) => (asking.kept, prepared) = (Some(guard), deaths),
                     // It comes again later, and others start meanwhile.
                     None => break (term, answer),
                 }
@@ -92,11 +92,12 @@ impl Core {
                     self.ledger.comeback.answered();
                     trace.spent("permit", (waiting, permitted), || queue.paced_by());
                     trace.ended("claim", permitted);
-                    return Some(Answered { permit, claim, term, _kept: kept });
+                    return Some(Answered { permit, claim, term, _kept: asking.kept.take() });
                 }
                 Err(LedgerError::Closed) => return None,
                 Err(error) => error,
             };
+            asking.lost = Some(term);
             // A slot is for now. Kept until the ledger is back, they would all start at once.
             drop(permit);
             if self.observing.telemetry.notices.begins("claims that the ledger does not take") {
