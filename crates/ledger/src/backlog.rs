@@ -74,8 +74,8 @@ pub struct Seat {
 /// Keeps the backlog of fair queues.
 #[async_trait]
 pub trait Backlog {
-    /// Leaves messages, each name once. One that waits under the same name is replaced, also if it was taken; the same
-    /// message is left alone.
+    /// Leaves messages, each name once. One that waits under the same name is replaced, also if it was taken, and the new
+    /// one has a number of its own; the same message is left alone.
     ///
     /// # Errors
     /// When it is not known to be written.
@@ -97,7 +97,8 @@ pub trait Backlog {
     /// several workers, one gets a message. What a session has taken waits again when the session is over.
     ///
     /// # Errors
-    /// When it is not known to be written. Then messages may count as taken, until the session is over.
+    /// When it is not known to be written. Then messages may count as taken that nobody has in hand, until the session
+    /// is over or [`return_messages`](Self::return_messages) is called.
     async fn take_messages(
         &self,
         queue: String,
@@ -111,12 +112,14 @@ pub trait Backlog {
     /// When it is not known to be written.
     async fn forget_messages(&self, session: i64, numbers: Vec<i64>) -> Result<(), LedgerError>;
 
-    /// Has messages wait again: these, which the session has taken, and what sessions have taken that are over. Seats of
-    /// such sessions are forgotten. Answers how many of the latter messages there were.
+    /// Has messages wait again: those of the queue that the session has taken and does not have in hand any more, and
+    /// those that sessions have taken that are over. Seats of such sessions are forgotten. `in_hand` are the numbers of
+    /// all messages of the queue that the session has in hand, so a message of which the session was never told that it
+    /// has taken it waits again too. Answers how many messages there were whose sessions are over.
     ///
     /// # Errors
     /// When it is not known to be written.
-    async fn return_messages(&self, session: i64, numbers: Vec<i64>) -> Result<u64, LedgerError>;
+    async fn return_messages(&self, session: i64, queue: String, in_hand: Vec<i64>) -> Result<u64, LedgerError>;
 
     /// Forgets the whole backlog: where the broker stores nothing, a worker that starts makes all messages anew.
     ///

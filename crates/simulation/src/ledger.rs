@@ -297,7 +297,7 @@ forward! {
         read waiting_tenants(queue: String, after: Option<String>, limit: u32) -> Vec<String>;
         write take_messages(queue: String, session: i64, shares: Vec<(String, u32)>) -> Vec<TakenMessage>;
         write forget_messages(session: i64, numbers: Vec<i64>) -> ();
-        write return_messages(session: i64, numbers: Vec<i64>) -> u64;
+        write return_messages(session: i64, queue: String, in_hand: Vec<i64>) -> u64;
         write clear_backlog() -> ();
         read backlog(queue: String, after: Option<String>, limit: u32, count: u32) -> Vec<TenantBacklog>;
         write take_seat(seat: Seat, most: u32) -> bool;

@@ -64,13 +64,15 @@ async fn taken_messages_end_by_their_session_and_wait_again_when_they_are_return
         let numbers: Vec<i64> = taken.iter().map(|taken| taken.number).collect();
         ledger.forget_messages(others, numbers.clone()).await.unwrap();
         ledger.forget_messages(mine, numbers[..1].to_vec()).await.unwrap();
-        assert_eq!(ledger.return_messages(others, numbers.clone()).await.unwrap(), 0);
-        assert_eq!(ledger.return_messages(mine, numbers[1..2].to_vec()).await.unwrap(), 0);
+        assert_eq!(ledger.return_messages(others, "q".into(), Vec::new()).await.unwrap(), 0);
+        assert_eq!(ledger.return_messages(mine, "other".into(), Vec::new()).await.unwrap(), 0);
+        assert_eq!(ledger.return_messages(mine, "q".into(), numbers[2..].to_vec()).await.unwrap(), 0);
         let again = take(ledger, others, &[("a", 9)]).await;
         let takes: Vec<_> = again.iter().map(|taken| (taken.body.clone(), taken.takes)).collect();
         assert_eq!(takes, [(b"a2".to_vec(), 2), (b"a4".to_vec(), 1), (b"a5".to_vec(), 1)]);
         ledger.end_session(others).await.unwrap();
-        assert_eq!(ledger.return_messages(mine, Vec::new()).await.unwrap(), 3);
+        let in_hand = vec![again[0].number, numbers[2]];
+        assert_eq!(ledger.return_messages(mine, "q".into(), in_hand).await.unwrap(), 3);
         assert_eq!(bodies(&take(ledger, mine, &[("a", 9)]).await), ["a2", "a4", "a5"], "a3 is still taken");
         ledger.clear_backlog().await.unwrap();
         assert_eq!(ledger.backlog("q".into(), None, 9, 9).await.unwrap(), []);
@@ -88,7 +90,9 @@ async fn of_a_name_the_last_message_waits_and_the_same_again_changes_nothing() {
         assert_eq!(tenants(ledger, None, 9).await, [""; 0], "it is taken, and comes again");
         ledger.leave_messages(vec![left("b", "chain 1", "tick 2")]).await.unwrap();
         assert_eq!(tenants(ledger, None, 9).await, ["b"]);
+        assert_eq!(bodies(&take(ledger, mine, &[("b", 9)]).await), ["tick 2"]);
         ledger.forget_messages(mine, vec![first.number]).await.unwrap();
+        ledger.return_messages(mine, "q".into(), Vec::new()).await.unwrap();
         assert_eq!(bodies(&take(ledger, mine, &[("b", 9)]).await), ["tick 2"], "the first one's end is none of it");
     }
 }

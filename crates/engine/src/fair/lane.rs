@@ -1,5 +1,6 @@
 //! What a worker has in hand of a lane of a queue, by tenant.
 
+use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -26,14 +27,36 @@ pub(crate) struct FairLane {
     pub(super) waits: AtomicBool,
     /// There may be room for what waits there.
     pub(super) look: Notify,
-    pub(super) settled: Arc<Mutex<Settled>>,
+    pub(super) taken: Arc<Mutex<TakenMessages>>,
 }
 
-/// Messages that were taken from the backlog and are settled, each with the session that took it.
+/// A message that was taken from the backlog: the session that took it, and its number.
+pub(super) type Taken = (i64, i64);
+
+/// The messages that this worker has taken from the backlog.
 #[derive(Default)]
-pub(super) struct Settled {
-    pub(super) done: Vec<(i64, i64)>,
-    pub(super) returned: Vec<(i64, i64)>,
+pub(super) struct TakenMessages {
+    /// Those that are in hand, and those of `done`.
+    held: HashSet<Taken>,
+    /// Those that have ended, and of which the ledger is to be told.
+    pub(super) done: BTreeSet<Taken>,
+    /// The ledger may count messages as taken here that are not held.
+    pub(super) returns: bool,
+}
+
+impl TakenMessages {
+    /// What a session has taken and the ledger is not to give to others.
+    pub(super) fn held_by(&self, session: i64) -> Vec<i64> {
+        self.held.iter().filter(|(taker, _)| *taker == session).map(|(_, number)| *number).collect()
+    }
+
+    /// The ledger has forgotten messages.
+    pub(super) fn forgotten(&mut self, session: i64, numbers: &[i64]) {
+        for number in numbers {
+            self.held.remove(&(session, *number));
+            self.done.remove(&(session, *number));
+        }
+    }
 }
 
 /// A job of a tenant is in hand while this lives.
@@ -58,7 +81,7 @@ impl FairLane {
             hand: Mutex::default(),
             waits: AtomicBool::new(false),
             look: Notify::new(),
-            settled: Arc::default(),
+            taken: Arc::default(),
         })
     }
 
@@ -91,11 +114,18 @@ impl InHandOf {
     }
 }
 
-/// Settles a message that was taken from the backlog.
+/// Settles a message that was taken from the backlog. One that is dropped unsettled waits again.
 pub(super) struct TakenSettle {
-    pub(super) settled: Arc<Mutex<Settled>>,
-    pub(super) session: i64,
-    pub(super) number: i64,
+    taken: Arc<Mutex<TakenMessages>>,
+    message: Taken,
+    done: bool,
+}
+
+impl TakenSettle {
+    pub(super) fn new(lane: &FairLane, message: Taken) -> Self {
+        lane.taken.lock().held.insert(message);
+        Self { taken: lane.taken.clone(), message, done: false }
+    }
 }
 
 #[async_trait]
@@ -104,11 +134,21 @@ impl Settle for TakenSettle {
         true
     }
 
-    async fn ack(self: Box<Self>) {
-        self.settled.lock().done.push((self.session, self.number));
+    async fn ack(mut self: Box<Self>) {
+        self.done = true;
     }
 
-    async fn requeue(self: Box<Self>) {
-        self.settled.lock().returned.push((self.session, self.number));
+    async fn requeue(self: Box<Self>) {}
+}
+
+impl Drop for TakenSettle {
+    fn drop(&mut self) {
+        let mut taken = self.taken.lock();
+        if self.done {
+            taken.done.insert(self.message);
+        } else {
+            taken.held.remove(&self.message);
+            taken.returns = true;
+        }
     }
 }

@@ -14,6 +14,7 @@ pub(crate) mod lane;
 pub(crate) mod requests;
 pub(crate) mod seats;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -37,7 +38,7 @@ use crate::sealing;
 use crate::settlement::Settlement;
 use crate::telemetry::Count;
 use hand::Quota;
-use lane::{FairLane, InHandOf, Settled, TakenSettle};
+use lane::{FairLane, InHandOf, TakenSettle};
 use seats::Seat;
 
 /// A message that comes earlier than this is sent on to a rung. What comes later sleeps here until it is due (less than 200 ms:
@@ -51,7 +52,8 @@ const IDLE: Duration = Duration::from_secs(1);
 const LEFT_OVER: Duration = Duration::from_secs(60);
 /// Between two looks, at least: what ends meanwhile makes room for one set.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How often messages are looked for that workers had taken which are gone.
+/// How often messages are looked for that count as taken and are in nobody's hand: their worker is gone, or was not told
+/// that it has them.
 const RETURNS: Duration = Duration::from_secs(5);
 
 /// Lives one message that was taken from the backlog.
@@ -196,7 +198,7 @@ pub(super) async fn run(
 struct Turn {
     /// The last tenant of the look before; none at the beginning of a pass.
     after: Option<String>,
-    /// When messages are looked for next that workers had taken which are gone.
+    /// When messages are looked for next that are in nobody's hand.
     returns: Instant,
 }
 
@@ -210,8 +212,9 @@ async fn look(
     if !lane.is_fair() && core.ledger.backlog(queue.source.clone(), None, 1, 1).await?.is_empty() {
         return Ok(());
     }
-    flush(core, lane, Instant::now() >= turn.returns).await?;
-    if Instant::now() >= turn.returns {
+    forget(core, lane).await?;
+    if Instant::now() >= turn.returns || lane.taken.lock().returns {
+        give_back(core, queue).await?;
         turn.returns = Instant::now() + RETURNS;
     }
     let flow = queue.flow();
@@ -235,59 +238,56 @@ async fn look(
     if takes.is_empty() {
         return Ok(());
     }
-    let taken = core.ledger.take_messages(queue.source.clone(), session, takes).await?;
+    let taken = core.ledger.take_messages(queue.source.clone(), session, takes).await;
+    // What an answer named that was lost is in nobody's hand.
+    let taken = taken.inspect_err(|_| lane.taken.lock().returns = true)?;
     core.observing.life.reached(Point::Taken).await;
     for TakenMessage { number, tenant, body, takes } in taken {
         let in_hand = lane.hold_one(tenant.as_str().into());
-        let settle = TakenSettle { settled: lane.settled.clone(), session, number };
+        let settle = TakenSettle::new(lane, (session, number));
         let delivery = Delivery::new(body.into(), queue.source.as_str().into(), takes > 1, 0, Box::new(settle));
         tasks.spawn(core.observing.life.bind(live(queue.clone(), delivery, in_hand)));
     }
     Ok(())
 }
 
-/// Tells the ledger what has become of messages that were taken. `gone`: also has wait again what workers had taken
-/// which are gone.
-async fn flush(core: &Core, lane: &FairLane, gone: bool) -> Result<(), LedgerError> {
-    let Settled { done, returned } = std::mem::take(&mut *lane.settled.lock());
-    let told = async {
-        for (session, numbers) in by_session(&done) {
-            core.ledger.forget_messages(session, numbers).await?;
-            core.observing.life.reached(Point::Forgotten).await;
-        }
-        let mut returns = by_session(&returned);
-        if gone && returns.is_empty() {
-            returns.push((0, Vec::new()));
-        }
-        for (session, numbers) in returns {
-            core.ledger.return_messages(session, numbers).await?;
-        }
-        Ok(())
-    };
-    let told = told.await;
-    if told.is_err() {
-        // To tell it twice does no harm.
-        let mut settled = lane.settled.lock();
-        settled.done.extend(done);
-        settled.returned.extend(returned);
+/// Tells the ledger which messages have ended. To tell it twice does no harm.
+async fn forget(core: &Core, lane: &FairLane) -> Result<(), LedgerError> {
+    let mut by_session = BTreeMap::<i64, Vec<i64>>::new();
+    for (session, number) in lane.taken.lock().done.iter().copied() {
+        by_session.entry(session).or_default().push(number);
     }
-    told
+    for (session, numbers) in by_session {
+        core.ledger.forget_messages(session, numbers.clone()).await?;
+        lane.taken.lock().forgotten(session, &numbers);
+        core.observing.life.reached(Point::Forgotten).await;
+    }
+    Ok(())
+}
+
+/// Has messages wait again that count as taken and are in nobody's hand. Nothing is being taken meanwhile.
+async fn give_back(core: &Core, queue: &QueueRun) -> Result<(), LedgerError> {
+    let session = core.vitals.session().unwrap_or_default();
+    let in_hand = {
+        let mut taken = queue.fair.taken.lock();
+        taken.returns = false;
+        taken.held_by(session)
+    };
+    let told = core.ledger.return_messages(session, queue.source.clone(), in_hand).await;
+    told.inspect_err(|_| queue.fair.taken.lock().returns = true).map(drop)
 }
 
 /// Tells the ledger what has become of messages that were taken, as the worker ends. What cannot be told waits again
 /// when the session is over.
 pub(super) async fn end(core: &Core) {
     for queue in core.queues.values().flatten() {
-        if let Err(error) = flush(core, &queue.fair, false).await {
+        let told = async {
+            forget(core, &queue.fair).await?;
+            let returns = queue.fair.taken.lock().returns;
+            if returns { give_back(core, queue).await } else { Ok(()) }
+        };
+        if let Err(error) = told.await {
             tracing::warn!(queue = queue.source, %error, "failed to tell the ledger which messages of the backlog are settled: they come again");
         }
     }
-}
-
-fn by_session(settled: &[(i64, i64)]) -> Vec<(i64, Vec<i64>)> {
-    let mut by_session = std::collections::BTreeMap::<i64, Vec<i64>>::new();
-    for (session, number) in settled {
-        by_session.entry(*session).or_default().push(*number);
-    }
-    by_session.into_iter().collect()
 }

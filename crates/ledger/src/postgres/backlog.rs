@@ -31,9 +31,10 @@ impl Backlog for PostgresLedger {
         let leave = "INSERT INTO backlog AS b (queue, tenant, name, body, at)
                      SELECT u.*, ledger_millis() FROM unnest($1::text[], $2::text[], $3::text[], $4::bytea[]) AS u
                      ON CONFLICT (name) DO UPDATE
-                     SET queue = excluded.queue, tenant = excluded.tenant, body = excluded.body, at = excluded.at,
-                         taken = 0, takes = 0
+                     SET number = DEFAULT, queue = excluded.queue, tenant = excluded.tenant, body = excluded.body,
+                         at = excluded.at, taken = 0, takes = 0
                      WHERE b.body <> excluded.body";
+        // The number changes, since a session that has the former message in hand names it by its number.
         // Workers that leave messages of the same names lock them in the same order.
         let mut messages = messages;
         messages.sort_unstable_by(|a, b| a.name.cmp(&b.name));
@@ -87,11 +88,10 @@ impl Backlog for PostgresLedger {
         self.reader.execute(forget, &[&session, &numbers]).await.map(drop)
     }
 
-    async fn return_messages(&self, session: i64, numbers: Vec<i64>) -> Result<u64, LedgerError> {
-        if !numbers.is_empty() {
-            let wait = "UPDATE backlog SET taken = 0 WHERE number = ANY ($2::int8[]) AND taken = $1";
-            self.reader.execute(wait, &[&session, &numbers]).await?;
-        }
+    async fn return_messages(&self, session: i64, queue: String, in_hand: Vec<i64>) -> Result<u64, LedgerError> {
+        let wait = "UPDATE backlog SET taken = 0
+                    WHERE taken = $1 AND taken <> 0 AND queue = $2 AND number <> ALL ($3::int8[])";
+        self.reader.execute(wait, &[&session, &queue, &in_hand]).await?;
         let seats = "DELETE FROM seats WHERE NOT EXISTS (
                          SELECT FROM unnest(held) AS seat
                          WHERE split_part(seat, '/', 1)::int8 IN (SELECT session FROM sessions))";

@@ -1,6 +1,9 @@
 //! The backlog of fair queues, in SQL.
 
+use std::rc::Rc;
+
 use async_trait::async_trait;
+use rusqlite::types::Value;
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::SqliteLedger;
@@ -25,13 +28,13 @@ macro_rules! tenants {
 
 impl Store {
     pub fn leave_messages(&mut self, messages: &[LeftMessage], now: i64) -> Result<()> {
+        // Not an update: a session that has the former message in hand names it by its number.
+        let mut replace = self.connection.prepare_cached("DELETE FROM backlog WHERE name = ?1 AND body <> ?2")?;
         let leave = "INSERT INTO backlog (queue, tenant, name, body, at) VALUES (?1, ?2, ?3, ?4, ?5)
-                     ON CONFLICT (name) DO UPDATE
-                     SET queue = excluded.queue, tenant = excluded.tenant, body = excluded.body, at = excluded.at,
-                         taken = 0, takes = 0
-                     WHERE body <> excluded.body";
+                     ON CONFLICT (name) DO NOTHING";
         let mut leave = self.connection.prepare_cached(leave)?;
         for message in messages {
+            replace.execute(params![message.name, message.body])?;
             leave.execute(params![message.queue, message.tenant, message.name, message.body, now])?;
         }
         Ok(())
@@ -62,10 +65,11 @@ impl Store {
         numbers.iter().try_for_each(|number| forget.execute([*number, session]).map(drop))
     }
 
-    pub fn return_messages(&mut self, session: i64, numbers: &[i64]) -> Result<u64> {
-        let mut wait =
-            self.connection.prepare_cached("UPDATE backlog SET taken = 0 WHERE number = ?1 AND taken = ?2")?;
-        numbers.iter().try_for_each(|number| wait.execute([*number, session]).map(drop))?;
+    pub fn return_messages(&mut self, session: i64, queue: &str, in_hand: &[i64]) -> Result<u64> {
+        let in_hand = Rc::new(in_hand.iter().copied().map(Value::from).collect::<Vec<_>>());
+        let wait = "UPDATE backlog SET taken = 0
+                    WHERE taken = ?1 AND taken <> 0 AND queue = ?2 AND number NOT IN rarray(?3)";
+        self.connection.prepare_cached(wait)?.execute(params![session, queue, in_hand])?;
         let seats = "DELETE FROM seats WHERE session NOT IN (SELECT session FROM sessions)";
         self.connection.prepare_cached(seats)?.execute([])?;
         let over = "UPDATE backlog SET taken = 0 WHERE taken <> 0 AND taken NOT IN (SELECT session FROM sessions)";
@@ -147,8 +151,8 @@ impl Backlog for SqliteLedger {
         self.writer.write(move |store| store.forget_messages(session, &numbers)).await
     }
 
-    async fn return_messages(&self, session: i64, numbers: Vec<i64>) -> Result<u64, LedgerError> {
-        self.writer.write(move |store| store.return_messages(session, &numbers)).await
+    async fn return_messages(&self, session: i64, queue: String, in_hand: Vec<i64>) -> Result<u64, LedgerError> {
+        self.writer.write(move |store| store.return_messages(session, &queue, &in_hand)).await
     }
 
     async fn clear_backlog(&self) -> Result<(), LedgerError> {
