@@ -10,8 +10,10 @@ use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::routing::post;
 use parking_lot::Mutex;
+use roundelay::Config;
 use roundelay::broker::Broker;
 use roundelay::broker::rabbit::RabbitBroker;
+use roundelay::engine::Connections;
 use roundelay::topology::Names;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -61,20 +63,35 @@ async fn receive(State(receiver): State<Receiver>, headers: HeaderMap) -> &'stat
 
 #[tokio::test]
 async fn every_chain_survives_a_kill_and_none_doubles_embedded() {
-    survive(Ground::embedded()).await;
+    survive(Ground::embedded(), ROOMY).await;
 }
 
 #[tokio::test]
 async fn every_chain_survives_a_kill_and_none_doubles_rabbitmq() {
-    survive(Ground::rabbit().await).await;
+    survive(Ground::rabbit().await, ROOMY).await;
 }
 
 #[tokio::test]
 async fn every_chain_survives_a_kill_and_none_doubles_postgres() {
-    survive(Ground::rabbit_and_postgres().await).await;
+    survive(Ground::rabbit_and_postgres().await, ROOMY).await;
 }
 
-async fn survive(ground: Ground) {
+#[tokio::test]
+async fn every_chain_of_a_fair_queue_survives_a_kill_rabbitmq() {
+    survive(Ground::rabbit().await, CROWDED).await;
+}
+
+#[tokio::test]
+async fn every_chain_of_a_fair_queue_survives_a_kill_postgres() {
+    survive(Ground::rabbit_and_postgres().await, CROWDED).await;
+}
+
+/// All chains have room.
+const ROOMY: &str = "concurrency = 64";
+/// Most chains wait in the backlog: each is a tenant, and a worker has few of them in hand.
+const CROWDED: &str = "concurrency = 4\nprefetch = 8\nfair = \"key\"";
+
+async fn survive(ground: Ground, queue: &str) {
     let (life, watched) = watch::channel(1);
     let (receiver, port) = serve(watched).await;
     let calls = || receiver.calls.lock().clone();
@@ -83,7 +100,7 @@ async fn survive(ground: Ground) {
         r#"
 catch_up = {{ every = "1s", slack = "2s", spread = "1s" }}
 [queues.work]
-concurrency = 64
+{queue}
 [kinds.sync]
 handler.http.url = "http://127.0.0.1:{port}/"
 every = "400ms"
@@ -100,6 +117,13 @@ queue = "work"
         calls.iter().filter(|call| call.tick >= 3).count() >= CHAINS && calls.iter().any(|call| !call.answered)
     })
     .await;
+    if queue == CROWDED {
+        let ledger = Connections::ledger(&Config::load(&config).unwrap()).await.unwrap();
+        until("messages are in the backlog", || async {
+            !ledger.backlog("work".into(), None, 1, 1).await.unwrap().is_empty()
+        })
+        .await;
+    }
     first.start_kill().unwrap();
     first.wait().await.unwrap();
     life.send(2).unwrap();

@@ -28,6 +28,8 @@ pub struct ModelSettings {
     pub change: Option<ChangeSettings>,
     /// What entities are worth falls as in Zipf's law. Otherwise all are worth the same.
     pub zipf: bool,
+    /// Whose entities are, and the share of each, up to its end: the last is 1. Empty when entities have no owners.
+    pub owners: Vec<(String, f64)>,
 }
 
 /// How often entities change: each by a Poisson process with a rate of its own.
@@ -95,5 +97,14 @@ pub(super) fn check(raw: raw::Model, mut wrong: impl FnMut(&str, String)) -> Mod
         ChangeSettings { every: every.unwrap_or_default(), spread, daily }
     });
     let zipf = raw.weights == raw::Weights::Zipf;
-    ModelSettings { chains: raw.chains, p50, p99, fail: raw.fail, slow, change, zipf }
+    if let Some((owner, parts)) = raw.owners.iter().find(|(_, parts)| !(parts.is_finite() && **parts > 0.0)) {
+        wrong("owners", format!("{owner} has {parts} parts of the entities; a number above 0 is possible"));
+    }
+    let (all, mut end) = (raw.owners.values().sum::<f64>(), 0.0);
+    let share = |(owner, parts): (String, f64)| {
+        end += parts / all;
+        (owner, end)
+    };
+    let owners = raw.owners.into_iter().map(share).collect();
+    ModelSettings { chains: raw.chains, p50, p99, fail: raw.fail, slow, change, zipf, owners }
 }

@@ -1,5 +1,6 @@
 //! What `roundelay simulate` takes a handler for: `model` in `[kinds]`.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
@@ -25,6 +26,10 @@ pub struct Model {
     pub change: Option<Change>,
     /// What entities are worth, in place of `fresh.weight`. `--roster` goes over it: the rows have the weights then.
     pub weights: Weights,
+    /// Whose entities are: owners, and how many parts of all entities each has. `--roster` goes over it: the rows have
+    /// the owners then.
+    #[cfg_attr(test, schemars(extend("additionalProperties" = { "type": "number", "exclusiveMinimum": 0 })))]
+    pub owners: BTreeMap<String, f64>,
 }
 
 impl Default for Model {
@@ -36,6 +41,7 @@ impl Default for Model {
             slow: Vec::new(),
             change: None,
             weights: Weights::Equal,
+            owners: BTreeMap::new(),
         }
     }
 }

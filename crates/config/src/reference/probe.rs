@@ -150,7 +150,15 @@ fn candidates(setting: &Node, is: Option<&Value>) -> Vec<Option<Value>> {
             }
         }
         Some(Value::Object(is)) if !is.is_empty() => all.extend([json!({}), json!(["7s"])]),
-        _ => all.extend([true.into(), 1.into(), 0.5.into(), "2m".into(), json!([]), json!({ "x": "x" })]),
+        _ => all.extend([
+            true.into(),
+            1.into(),
+            0.5.into(),
+            "2m".into(),
+            json!([]),
+            json!({ "x": "x" }),
+            json!({ "x": 0.5 }),
+        ]),
     }
     let texts = [
         "amqp://other/v",

@@ -72,6 +72,11 @@ impl Lengths {
         }
     }
 
+    /// How many were recorded.
+    pub fn count(&self) -> u64 {
+        self.histogram.len()
+    }
+
     /// In milliseconds.
     pub fn quantiles(&self) -> Quantiles {
         let max = self.max.as_millis() as f64;

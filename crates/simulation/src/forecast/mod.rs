@@ -12,7 +12,7 @@
 //! - `recorder`: what is noted while it runs, in histograms and counts; nothing is kept for each tick.
 //!   `ages`: how old data is. `pace`: starts over time. `gates`: how full windows of throttles were.
 //!   `verdicts`: how attempts ended. `changes`: how right what is known of entities is; `fresh`: what the best intervals
-//!   would come to.
+//!   would come to. `tenants`: how late jobs of each tenant started.
 //! - [`report`]: what it came to; [`text`] and [`svg`] show it, in the words of `words`.
 
 mod ages;
@@ -28,6 +28,7 @@ mod recorder;
 pub mod report;
 mod run;
 pub mod svg;
+mod tenants;
 pub mod text;
 mod verdicts;
 mod words;
@@ -46,6 +47,7 @@ pub use pace::Series;
 use population::Population;
 pub use report::Report;
 pub use run::run;
+pub use tenants::TenantReport;
 
 /// What to simulate.
 #[derive(Clone)]

@@ -85,6 +85,7 @@ mod tests {
             slow: vec![spell],
             change: None,
             zipf: false,
+            owners: Vec::new(),
         }
     }
 

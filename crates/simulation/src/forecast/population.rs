@@ -11,7 +11,7 @@ use wildmatch::WildMatch;
 const WEIGHT: &str = "weight";
 
 /// The chains of a kind.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Population {
     /// A number of chains, dealt out to these queues in turn.
     Counted {
@@ -23,6 +23,8 @@ pub enum Population {
         keys: Vec<KeyPath>,
         /// What they are worth falls as in Zipf's law.
         zipf: bool,
+        /// Whose they are: owners, and the ends of their shares.
+        owners: Vec<(String, f64)>,
     },
     /// These.
     Listed(Vec<Entity>),
@@ -46,7 +48,8 @@ impl Population {
         }
         let throttles = queues.iter().filter_map(|queue| config.throttles.get(config.queues[queue].throttle.as_ref()?));
         let keys = throttles.filter_map(|throttle| throttle.key.clone()).collect();
-        Ok(Self::Counted { chains, queues, keys, zipf: settings.model.zipf })
+        let (zipf, owners) = (settings.model.zipf, settings.model.owners.clone());
+        Ok(Self::Counted { chains, queues, keys, zipf, owners })
     }
 
     /// These chains of a kind.
@@ -104,7 +107,7 @@ impl Population {
     /// All of them, in batches of at most `size`.
     pub(super) fn batches(self, size: usize) -> Box<dyn Iterator<Item = Vec<Entity>> + Send> {
         match self {
-            Self::Counted { chains, queues, keys, zipf } => {
+            Self::Counted { chains, queues, keys, zipf, owners } => {
                 let payload = move |n: u64| {
                     let mut payload = serde_json::Value::Null;
                     keys.iter().for_each(|key| key.write(&mut payload, &n.to_string()));
@@ -118,7 +121,7 @@ impl Population {
                     queue: queues[(n % queues.len() as u64) as usize].clone(),
                     priority: None,
                     payload: payload(n),
-                    owner: None,
+                    owner: owner_of(&owners, n),
                     schedule: None,
                     first_due: None,
                 };
@@ -138,6 +141,15 @@ impl Population {
             }
         }
     }
+}
+
+/// The owner of the chain with this number: whichever stretch of chains one looks at, each owner has its share of them.
+fn owner_of(owners: &[(String, f64)], n: u64) -> Option<String> {
+    /// The golden ratio: its multiples, without their whole parts, lie evenly between 0 and 1.
+    const GOLDEN: f64 = 0.618_033_988_749_894_9;
+    let at = (n as f64 * GOLDEN).fract();
+    let of = owners.iter().find(|(_, end)| at < *end).or(owners.last());
+    of.map(|(owner, _)| owner.clone())
 }
 
 fn recurs(kind: &str, settings: &KindSettings) -> Result<(), String> {
@@ -243,6 +255,19 @@ mod tests {
             roundelay_config::weight_of(Some(&weight), &payload).unwrap()
         };
         assert_eq!(population.batches(9).flatten().map(worth).collect::<Vec<_>>(), [1.0, 0.5, 1.0 / 3.0, 0.25]);
+    }
+
+    #[test]
+    fn owners_have_their_shares_of_every_stretch_of_chains() {
+        let text = "[queues.q]\n[kinds.sync]\nqueue = \"q\"\nevery = \"1m\"\nmodel.owners = { a = 9, b = 2, c = 1 }";
+        let population = Population::counted(&Config::parse(text, "test", []).unwrap(), "sync", 1_200).unwrap();
+        let owners: Vec<String> = population.batches(100).flatten().map(|entity| entity.owner.unwrap()).collect();
+        for stretch in owners.chunks(120) {
+            for (owner, share) in [("a", 90), ("b", 20), ("c", 10)] {
+                let has = stretch.iter().filter(|other| *other == owner).count() as i64;
+                assert!((has - share).abs() <= 2, "{owner} has {has} of {share}");
+            }
+        }
     }
 
     #[test]

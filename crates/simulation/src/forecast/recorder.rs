@@ -1,5 +1,6 @@
 //! The modelled handler of a kind, and what is noted of its runs.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,6 +12,7 @@ use roundelay_handler::{Context, Handler};
 use roundelay_model::clock::{Clock, Entropy, Time};
 use roundelay_model::job::Job;
 use roundelay_model::outcome::{Change, Outcome, Yield};
+use roundelay_model::pacing::key::KeyPath;
 use roundelay_model::schedule::{From, Rhythm, phase};
 use tokio::time::sleep;
 
@@ -19,6 +21,7 @@ use super::changes::Changes;
 use super::gates::Gates;
 use super::model::Model;
 use super::pace::Pace;
+use super::tenants::Tenants;
 
 /// When simulated time begins and ends; the end is not part of it.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +51,8 @@ pub(super) struct Noted {
     pub firsts: u64,
     /// How long after their due time first attempts started.
     pub late: Lengths,
+    /// The same of each tenant, on fair queues.
+    pub tenants: Tenants,
     pub ages: Ages,
     pub pace: Pace,
     /// Handlers that run now.
@@ -68,6 +73,8 @@ pub(super) struct Recorder {
     jitter: Duration,
     /// It has a time box, and keeps to it.
     boxed: bool,
+    /// Of fair queues: what names the tenant of a job.
+    fair: BTreeMap<String, KeyPath>,
     dice: Entropy,
     seed: u64,
     /// A template for what an entity is worth.
@@ -79,9 +86,10 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Of a kind whose entities are worth what the template `weight` says. `seed` decides the rates at which they change.
+    /// Of a kind whose entities are worth what the template `weight` says. `fair`: the queues that tenants share. `seed`
+    /// decides the rates at which entities change.
     pub fn new(
-        (kind, weight): (&KindSettings, Option<String>),
+        (kind, weight, fair): (&KindSettings, Option<String>, BTreeMap<String, KeyPath>),
         span: Span,
         clock: Clock,
         (seed, dice): (u64, Entropy),
@@ -98,8 +106,22 @@ impl Recorder {
         let model = Arc::new(Model::new(&kind.model));
         let changes = kind.model.change.map(|change| Changes::new(change, span.midnight(), span.measured()));
         let (late, ages, hours) = (Lengths::new(), Ages::new(), Vec::new());
-        let noted = Noted { starts: 0, firsts: 0, late, ages, pace, running: 0, hours, changes };
-        Self { span, clock, model, jitter, boxed, dice, seed, weight, noted: Arc::new(Mutex::new(noted)), all, gates }
+        let tenants = Tenants::default();
+        let noted = Noted { starts: 0, firsts: 0, late, tenants, ages, pace, running: 0, hours, changes };
+        Self {
+            span,
+            clock,
+            model,
+            jitter,
+            boxed,
+            fair,
+            dice,
+            seed,
+            weight,
+            noted: Arc::new(Mutex::new(noted)),
+            all,
+            gates,
+        }
     }
 
     pub fn noted(&self) -> MutexGuard<'_, Noted> {
@@ -124,7 +146,11 @@ impl Recorder {
         // A further attempt waits for its backoff, and is not late for that.
         if job.attempt == 1 {
             noted.firsts += 1;
-            noted.late.record(now.since(job.nominal + self.jitter), 1);
+            let late = now.since(job.nominal + self.jitter);
+            noted.late.record(late, 1);
+            if let Some(by) = self.fair.get(&*job.queue) {
+                noted.tenants.started(by.of(job), late);
+            }
         }
         self.gates.start(&job.queue, at);
         self.all.lock().start(at);

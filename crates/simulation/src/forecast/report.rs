@@ -13,6 +13,7 @@ use super::fresh::{self, FreshReport};
 use super::gates::{Gates, ThrottleReport};
 use super::pace::{Pace, Series};
 use super::recorder::Span;
+use super::tenants::TenantReport;
 use super::verdicts::Verdicts;
 use super::words::{grouped, list, spoken, spoken_seconds};
 
@@ -56,6 +57,10 @@ pub struct KindReport {
     /// How right what is known of its entities is, if their changes are modelled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fresh: Option<FreshReport>,
+    /// How late jobs of each tenant started, where tenants share the queue; of more than a hundred tenants, some together
+    /// as `(others)`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub tenants: BTreeMap<String, TenantReport>,
     /// How often attempts ended otherwise than well, by verdict and reason.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub reasons: BTreeMap<String, u64>,
@@ -154,6 +159,7 @@ pub(super) fn make(plan: &Plan, seen: &Seen<'_>) -> Report {
             backlog: seen.waiting.get(name).copied().unwrap_or_default(),
             peak_to_mean: noted.pace.peak_to_mean().map(rounded),
             fresh: fresh.remove(name),
+            tenants: noted.tenants.report(),
             reasons: ended.reasons(),
         };
         warnings.extend(judged(plan, name, &report, noted.firsts, &ended));

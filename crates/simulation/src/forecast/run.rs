@@ -90,11 +90,13 @@ async fn play(mut plan: Plan, progress: impl Fn(Duration) -> bool) -> Result<Rep
     let after = first_periods.values().filter(counts).max().copied().unwrap_or_default();
     let all = Arc::new(Mutex::new(Pace::new(plan.length, after)));
     let gates = Arc::new(Gates::new(&plan.config));
+    let queues = plan.config.queues.iter();
+    let fair: BTreeMap<_, _> = queues.filter_map(|(name, queue)| Some((name.clone(), queue.fair.clone()?))).collect();
     let recorders = plan.config.kinds.iter().map(|(name, kind)| {
         let own = first_periods.get(name).filter(counts).copied().unwrap_or_default();
         let pace = Pace::new(plan.length, own);
         let dice = Entropy::seeded(dice.below(usize::MAX) as u64);
-        let (of, dice) = ((kind, weights.remove(name).flatten()), (plan.seed, dice));
+        let (of, dice) = ((kind, weights.remove(name).flatten(), fair.clone()), (plan.seed, dice));
         (name.clone(), Recorder::new(of, span, clock.clone(), dice, pace, all.clone(), gates.clone()))
     });
     let recorders = recorders.collect();
@@ -197,8 +199,8 @@ fn enroll(plan: &mut Plan, fleet: &Fleet, gridded: bool) -> Result<Enrolling, St
         let (connection, connections) = fleet.connections();
         let mut enroller = Enroller::new(&fleet.config, connections, kind, plan.spread, true)?;
         // From here on only their number is of interest.
-        let counted =
-            Population::Counted { chains: population.chains(), queues: Vec::new(), keys: Vec::new(), zipf: false };
+        let (chains, queues, keys) = (population.chains(), Vec::new(), Vec::new());
+        let counted = Population::Counted { chains, queues, keys, zipf: false, owners: Vec::new() };
         let batches = std::mem::replace(population, counted).batches(BATCH);
         let task = async move {
             for batch in batches {

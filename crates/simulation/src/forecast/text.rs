@@ -1,5 +1,6 @@
 //! A report for a terminal of 80 columns.
 
+use std::cmp::Reverse;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ const LINES: usize = 6;
 const BLOCKS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 /// The longest name that is shown in full.
 const NAME: usize = 18;
+/// So many tenants of a kind are shown.
+const TENANTS: usize = 12;
 
 /// The whole report, without what is to be warned of.
 pub fn report(report: &Report) -> String {
@@ -61,6 +64,7 @@ fn write_report(report: &Report, out: &mut String) -> std::fmt::Result {
         writeln!(out, "{:<names$} {late} {age} {peak:>6}", short(name))?;
     }
     write_fresh(report, names, out)?;
+    write_tenants(report, names, out)?;
     for (name, kind) in &report.kinds {
         for (reason, count) in &kind.reasons {
             writeln!(out, "{:<names$} {:>9} {reason}", short(name), grouped(*count))?;
@@ -123,6 +127,29 @@ fn write_fresh(report: &Report, names: usize, out: &mut String) -> std::fmt::Res
                 figure(fresh.learned.freshness / uniform.freshness),
                 figure(fresh.learned.age_s / uniform.age_s)
             )?;
+        }
+    }
+    Ok(())
+}
+
+/// How late the jobs of tenants started, those with the most starts.
+fn write_tenants(report: &Report, names: usize, out: &mut String) -> std::fmt::Result {
+    let shares: Vec<_> = report.kinds.iter().filter(|(_, kind)| !kind.tenants.is_empty()).collect();
+    if shares.is_empty() {
+        return Ok(());
+    }
+    let head = ("kind", "tenant", "starts", "late p50", "p99", "max");
+    writeln!(out, "\n{:<names$} {:<NAME$} {:>11} {:>8} {:>8} {:>8}", head.0, head.1, head.2, head.3, head.4, head.5)?;
+    for (name, kind) in shares {
+        let mut tenants: Vec<_> = kind.tenants.iter().collect();
+        tenants.sort_by_key(|(_, of)| Reverse(of.starts));
+        for (tenant, of) in tenants.iter().take(TENANTS) {
+            let tenant = if tenant.is_empty() { "(none)" } else { tenant };
+            let (starts, late) = (grouped(of.starts), three(of.late_ms, 0.001));
+            writeln!(out, "{:<names$} {:<NAME$} {starts:>11} {late}", short(name), short(tenant))?;
+        }
+        if let Some(more) = tenants.len().checked_sub(TENANTS).filter(|more| *more > 0) {
+            writeln!(out, "{:<names$} and {} more: --json has all", short(name), grouped(more as u64))?;
         }
     }
     Ok(())
