@@ -88,8 +88,8 @@ async fn every_chain_of_a_fair_queue_survives_a_kill_postgres() {
 
 /// All chains have room.
 const ROOMY: &str = "concurrency = 64";
-/// Most chains wait in the backlog: each is a tenant, and a worker has few of them in hand.
-const CROWDED: &str = "concurrency = 4\nprefetch = 8\nfair = \"key\"";
+/// Most chains wait in the backlog: a worker has few of them in hand.
+const CROWDED: &str = "concurrency = 4\nprefetch = 8\nfair = \"kind\"";
 
 async fn survive(ground: Ground, queue: &str) {
     let (life, watched) = watch::channel(1);
@@ -196,6 +196,7 @@ queue = "work"
         are_past(&reached(), &before, 3)
     })
     .await;
+    let until_now = receiver.calls.lock().len();
     kill(frozen, Signal::SIGCONT).unwrap();
 
     let before = reached();
@@ -203,9 +204,12 @@ queue = "work"
     let calls = receiver.calls.lock().clone();
     none_left_out(&calls);
     let mut fences = HashMap::new();
-    for Call { key, tick, fence, .. } in &calls {
+    for (n, Call { key, tick, fence, .. }) in calls.iter().enumerate() {
         let before = fences.insert((key, tick), *fence);
-        assert!(before.is_none_or(|before| before < *fence), "{key} tick {tick}: from fence {before:?} to {fence}");
+        // A call that the frozen worker was about to make comes late. For that it has its fence.
+        let late = n >= until_now && before.is_some_and(|before| before > *fence);
+        let follows = before.is_none_or(|before| before < *fence);
+        assert!(follows || late, "{key} tick {tick}: from fence {before:?} to {fence}");
     }
 }
 

@@ -311,3 +311,41 @@ async fn a_throttle_with_keys_is_a_limit_for_each() {
     assert!((34..=40).contains(&starts(&listed)), "two channels, each with one start a minute: {listed}");
     assert!(!warned(&listed, "of its own"), "{listed}");
 }
+
+/// Priority first, and within a priority tenants share: of a flood of one owner, others feel little in either class.
+#[tokio::test]
+async fn owners_share_what_is_left_to_their_priority() {
+    let ground = Ground::embedded();
+    let config = ground.config_file(
+        r#"
+        [throttles.up]
+        allow = 20
+        per = "1m"
+        fair = "owner"
+        [queues.work]
+        throttle = "up"
+        lanes = 2
+        concurrency = 8
+        prefetch = 16
+        [kinds.urgent]
+        queue = "work"
+        priority = 1
+        every = "10m"
+        model = { chains = 60, owners = { flood = 5, small = 1 } }
+        [kinds.plain]
+        queue = "work"
+        every = "10m"
+        model = { chains = 400, owners = { flood = 19, small = 1 } }
+        "#,
+    );
+    let report = simulate(&config, &["--for", "1h", "--json"]).await.json();
+    let (urgent, plain) = (&report["kinds"]["urgent"]["tenants"], &report["kinds"]["plain"]["tenants"]);
+    let starts = |of: &Value| of["starts"].as_u64().unwrap();
+    let late = |of: &Value, which: &str| of["late_ms"][which].as_f64().unwrap() / 60_000.0;
+    // All 60 chains of the higher priority run six times an hour, in the slots of their minute.
+    assert!((345..=360).contains(&(starts(&urgent["flood"]) + starts(&urgent["small"]))), "{urgent}");
+    assert!(late(&urgent["flood"], "max") < 0.1 && late(&urgent["small"], "max") < 0.1, "{urgent}");
+    // The others need twice what is left. Those of the small owner run as they should, those of the flood late.
+    assert!((110..=120).contains(&starts(&plain["small"])) && late(&plain["small"], "p50") < 0.1, "{plain}");
+    assert!(late(&plain["small"], "p99") < 3.0 && late(&plain["flood"], "p50") > 10.0, "{plain}");
+}

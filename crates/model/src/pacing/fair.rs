@@ -258,12 +258,9 @@ impl<K: Ord + Copy, W> FairLine<K, W> {
         self.settle(tenant);
     }
 
-    /// `from` gives a place to `to`, of which the first waiter is answered, if one waits. For places that were had without
-    /// a run: how long runs take is not learned from them.
+    /// `from` gives a place to `to`, of which the first waiter is answered, if one waits.
     pub fn hand_over(&mut self, (from, began): (&Tenant, u64), to: &Tenant, now: u64) -> Option<W> {
-        let stay = self.stay;
         self.vacate(from, began, now);
-        self.stay = stay;
         let first = *self.tenants.get(to)?.waiting.first_key_value()?.0;
         let waiter = self.take(to, first, now, 0)?;
         self.occupy(to, now);
