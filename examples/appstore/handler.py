@@ -9,6 +9,7 @@ which it is at, leaves out the countries in which the app is known to be unavail
 What it gets and may answer is in docs/handlers.md.
 """
 
+import hashlib
 import json
 import os
 import sys
@@ -54,9 +55,17 @@ class Run:
         self.until = job["deadline"] / 1000
         self.about = {name: job[name] for name in ("id", "attempt", "kind", "queue", "nominal", "deadline")}
         self.about |= {"class": self.payload.get("class", "backlog"), "part": "item" in self.payload}
+        self.seen = hashlib.sha256()
 
     def ask(self, path):
-        return send(upstream, path, self.about, max(self.until - time.time(), 0.1))
+        answer = send(upstream, path, self.about, max(self.until - time.time(), 0.1))
+        self.seen.update(json.dumps(answer, sort_keys=True).encode())
+        return answer
+
+    def changed(self):
+        """Whether the store says something else of the app than in the run before. `carry` comes back in the next run."""
+        seen, before = self.seen.hexdigest()[:16], (self.job.get("carry") or {}).get("seen")
+        return {"carry": {"seen": seen}} | ({"changed": seen != before} if before else {})
 
     def progress(self, phase, done, total):
         if not self.job.get("progress"):
@@ -94,8 +103,10 @@ class Run:
             try:
                 self.ask(f"{app}/{phase}")
             except (OSError, HTTPException, Refused):
-                break
-        return {"outcome": "done", "failed": [part for part in failed if part]}
+                return {"outcome": "done", "failed": [part for part in failed if part]}
+        failed = [part for part in failed if part]
+        # A part that is missing says nothing of the app.
+        return {"outcome": "done", "failed": failed} | ({} if failed else self.changed())
 
     def chart(self, path, platform):
         apps = self.ask(path)["apps"]

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use roundelay::Outcome;
 use roundelay::clock::Time;
+use roundelay::engine::Connections;
 use roundelay::ledger::{AttemptRecord, ListFilter, NewChain, Reports};
 use roundelay::{Config, Engine};
 use tokio::sync::mpsc;
 
+use crate::harness::{Ground, roundelay, until, worker};
 use crate::virtual_time::{MONDAY, World, chain};
 
 const fn min(minutes: u64) -> Duration {
@@ -228,4 +230,32 @@ async fn a_run_that_says_when_it_comes_next_is_heard_within_its_calendars() {
     world.until(min(140)).await;
     assert_eq!(starts(&world, "x"), [1, 91, 136], "by whole waits");
     world.stop().await;
+}
+
+/// The days come from PostgreSQL to a real worker, and `show` says why the chain waits.
+#[tokio::test]
+async fn the_days_of_a_calendar_are_read_from_postgres() {
+    let ground = Ground::rabbit_and_postgres().await;
+    let schema = ground.schema.as_ref().unwrap();
+    let off = "CREATE TABLE off (day date, why text);
+               INSERT INTO off SELECT (now() AT TIME ZONE 'UTC')::date + n, 'moving' FROM generate_series(0, 2) AS n";
+    schema.raw().await.batch_execute(off).await.unwrap();
+    let config = ground.config_file(&format!(
+        "[queues.work]\n[kinds.sync]\nqueue = \"work\"\nevery = \"1h\"\nexcept = \"off\"\n\
+         handler.http.url = \"http://127.0.0.1:9/\"\n[calendars.off.sql]\nurl = '{}'\n\
+         query = 'SELECT day::text, why FROM off'\nevery = \"1m\"\n",
+        schema.url
+    ));
+    let ledger = Connections::ledger(&Config::load(&config).unwrap()).await.unwrap();
+    let soon = ledger.now() + Duration::from_secs(3_600);
+    ledger.enroll(vec![chain("sync", "x", "work", soon)]).await.unwrap();
+    let _worker = worker(&config);
+    until("the chain is moved behind the days that are off", || async {
+        let chain = ledger.chains("sync".into(), "x".into()).await.unwrap().remove(0);
+        chain.hint.due > soon + Duration::from_secs(24 * 3_600)
+    })
+    .await;
+    let arguments = ["show", "--config", config.to_str().unwrap(), "sync", "x"];
+    let shown = roundelay(&arguments).await;
+    assert!(shown.ok && shown.stdout.contains("calendar `off`"), "{shown:?}");
 }

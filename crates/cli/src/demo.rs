@@ -160,7 +160,7 @@ impl Demo {
             dashboard: !self.no_dashboard,
         };
         eprintln!(
-            "{} packages on two platforms, each refreshed every {}, for {}",
+            "{} packages on two platforms, each refreshed every {} in the mean, for {}",
             grouped(chains as u64),
             short_duration(every),
             short_duration(self.length)

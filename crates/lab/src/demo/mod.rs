@@ -19,12 +19,14 @@ pub mod upstream;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-use roundelay_config::{Config, Format};
+use roundelay_config::{ChangeSettings, Config, Format};
 use roundelay_engine::enroll::{Enroller, Entity};
 use roundelay_engine::roster::{Shape, rows};
 use roundelay_engine::telemetry::Count;
 use roundelay_engine::{Connections, StartError, delays};
 use roundelay_model::clock::short_duration;
+use roundelay_model::fresh::{Objective, best_price};
+use roundelay_simulation::forecast::changes::by_formula;
 use serde::Serialize;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -38,6 +40,12 @@ const PACKAGES: &str = include_str!("../../examples/packages.csv");
 const KIND: &str = "sync-package";
 /// How many entities are enrolled in one transaction.
 const BATCH: usize = 1_000;
+/// Intervals are learned from a part of the first one to so many times the first one.
+const WIDTH: u32 = 20;
+/// How much the packages' rates of change differ: the standard deviation of their logarithms.
+const SPREAD: f64 = 2.0;
+/// The first price comes after more than a minute. A demo of at least this length shows what it brings.
+const LEARNS: Duration = Duration::from_secs(180);
 /// A chain is dead when it is due for longer than this and no worker runs it.
 const SLACK: Duration = Duration::from_secs(5);
 
@@ -50,7 +58,7 @@ pub struct Settings {
     pub ledger: Option<String>,
     /// How many entities; the roster is repeated beyond its length.
     pub chains: usize,
-    /// The interval of each chain.
+    /// The interval of each chain, as long as nothing is known of it, and the mean interval by the budget of calls.
     pub every: Duration,
     /// How long the demo runs.
     pub length: Duration,
@@ -71,6 +79,41 @@ struct Figures {
     enroll_s: f64,
     /// The platforms, by the upstream's record.
     platforms: BTreeMap<String, upstream::PlatformStats>,
+    /// How fresh what is known of packages was, by the upstream's record.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fresh: Option<Fresh>,
+}
+
+/// How fresh what is known of packages was in the last third of a demo that is long enough to learn: weighted by rank, as in
+/// Zipf's law.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Fresh {
+    /// For how long it was out of date, over all time, in seconds.
+    outdated_s: f64,
+    /// What one interval for all comes to by the formulas, with as many calls,
+    one_interval_s: f64,
+    /// and the best intervals, for one who knows how often each package changes.
+    best_s: f64,
+    /// The share of time in which it was right.
+    right: f64,
+}
+
+impl Fresh {
+    /// With one call of each package in `every`, in the mean.
+    fn judged(settings: &Settings, upstream: &Upstream) -> Option<Self> {
+        let every = settings.every.as_secs_f64();
+        let (known, packages) = upstream.known((settings.every / WIDTH, settings.every * WIDTH))?;
+        let one = by_formula(packages.iter(), |_| every)?;
+        let price = best_price(Objective::Age, &packages, packages.len() as f64 / every);
+        let best = by_formula(packages.iter(), |package| package.every(Objective::Age, price))?;
+        let rounded = |value: f64| (value * 1_000.0).round() / 1_000.0;
+        Some(Self {
+            outdated_s: rounded(known.age_s),
+            one_interval_s: rounded(one.age_s),
+            best_s: rounded(best.age_s),
+            right: rounded(known.freshness),
+        })
+    }
 }
 
 /// Runs the demo, and reports its events.
@@ -101,7 +144,8 @@ async fn acts(
     let setup = |error: &dyn std::fmt::Display| StartError::Setup(error.to_string());
     let stop_upstream = CancellationToken::new();
     let allow = allowance(settings);
-    let upstream = UpstreamSettings { platforms: platforms(allow), ..UpstreamSettings::default() };
+    let releases = Some(ChangeSettings { every: settings.every, spread: SPREAD, daily: 0.0 });
+    let upstream = UpstreamSettings { platforms: platforms(allow), releases, ..UpstreamSettings::default() };
     let entropy = roundelay_model::clock::Entropy::from_os();
     let upstream = Upstream::start(upstream, entropy, stop_upstream.clone()).await.map_err(|e| setup(&e))?;
 
@@ -113,7 +157,7 @@ async fn acts(
     connections.broker.remove(&config.topology()).await?;
     let ledger = connections.ledger.clone();
 
-    let engine = roundelay_admin::worker(config.clone()).connections(connections.clone()).without_chores().attending();
+    let engine = roundelay_admin::worker(config.clone()).connections(connections.clone());
     let telemetry = engine.telemetry();
     delays::declare(&config, &connections).await?;
     let stop_engine = CancellationToken::new();
@@ -138,6 +182,10 @@ async fn acts(
     // All first ticks are due one interval after the last chain began; the figures start there.
     let (started, spread_over) = (Instant::now(), Instant::now() + settings.every);
     let end = started + settings.length;
+    let learns = settings.length >= LEARNS;
+    if learns {
+        upstream.measure(started + settings.length * 2 / 3, end);
+    }
     let (mut counted_from, mut at) = (None, started);
     while at < end && !shutdown.is_cancelled() && !engine.is_finished() {
         at = (at + Duration::from_secs(1)).min(end);
@@ -153,6 +201,7 @@ async fn acts(
         told(Event::Moment(&moment));
     }
     let (from, before) = counted_from.unwrap_or((started, 0));
+    let fresh = if learns && Instant::now() >= end { Fresh::judged(settings, &upstream) } else { None };
     let per_second = (telemetry.get(Count::Started) - before) as f64 / from.elapsed().as_secs_f64();
     let late_ms = telemetry.lateness();
     let all_were_due = Instant::now() >= spread_over + SLACK;
@@ -176,6 +225,7 @@ async fn acts(
         retried: telemetry.get(Count::Retried),
         enroll_s: (enroll_time.as_secs_f64() * 100.0).round() / 100.0,
         platforms: seen.platforms,
+        fresh,
     };
     Ok(Report {
         system: "packages",
@@ -199,7 +249,9 @@ fn allowance(settings: &Settings) -> usize {
 fn configuration(settings: &Settings, ledger: &str, upstream: &str, allow: usize) -> String {
     let throttle = (allow as f64 * 0.9).floor().max(1.0) as usize;
     let burst = (throttle / 25).max(1);
-    let (broker, every) = (&settings.broker, short_duration(settings.every));
+    let broker = &settings.broker;
+    let (every, min, max) = [settings.every, settings.every / WIDTH, settings.every * WIDTH].map(short_duration).into();
+    let chains = settings.chains;
     let mut text = format!(
         r#"
 broker.url = "{broker}"
@@ -211,7 +263,7 @@ api.name = "demo of packages"
 [kinds.{KIND}]
 handler.http.url = "{upstream}/{{{{ payload.platform }}}}"
 queue = "demo-{{{{ platform }}}}"
-every = "{every}"
+fresh = {{ budget = "{chains}/{every}", min = "{min}", max = "{max}", weight = "{{{{ 1 / (rank | int) }}}}", compare = "hash" }}
 timeout = "10s"
 retry = {{ attempts = 3, backoff = ["1s", "2s"] }}
 roster.key = "{{{{ platform }}}}/{{{{ name }}}}"

@@ -28,8 +28,11 @@ pub fn scaled(text: &str, mut change: impl FnMut(&[&str], Duration) -> Duration)
 fn walk<'v>(path: &mut Vec<&'v str>, value: &'v mut Value, change: &mut impl FnMut(&[&str], Duration) -> Duration) {
     match value {
         Value::String(text) => {
-            if let Ok(length) = parse_duration(text) {
-                *text = short_duration(change(path, length).max(Duration::from_millis(1)));
+            // A budget of calls is a number of them in a time.
+            let (calls, length) = text.split_once('/').map_or(("", text.as_str()), |(calls, length)| (calls, length));
+            if let (true, Ok(length)) = (calls.chars().all(|digit| digit.is_ascii_digit()), parse_duration(length)) {
+                let length = short_duration(change(path, length).max(Duration::from_millis(1)));
+                *text = if calls.is_empty() { length } else { format!("{calls}/{length}") };
             }
         }
         Value::Array(values) => values.iter_mut().for_each(|value| walk(&mut path.clone(), value, change)),
@@ -70,6 +73,7 @@ mod tests {
             time_box = "50%"
             cron = "5 * * * *"
             retry = { attempts = 3, backoff = ["30s", "60s"] }
+            fresh = { budget = "8/1m", also = ["throttle:5/1m"], min = "6h", max = "4d" }
             roster.schedule = "5m"
             handler.http.url = "http://127.0.0.1:8000/1m"
             [reasons.r]
@@ -85,6 +89,8 @@ mod tests {
             .replace("per = \"1m\"", "per = \"1s\"")
             .replace("every = \"1d\"", "every = \"24m\"")
             .replace("[\"30s\", \"60s\"]", "[\"1s\", \"1s\"]")
+            .replace("budget = \"8/1m\"", "budget = \"8/1s\"")
+            .replace("min = \"6h\", max = \"4d\"", "min = \"6m\", max = \"96m\"")
             .replace("base = \"15m\"", "base = \"15s\"")
             .replace("max = \"6h\"", "max = \"6m\"");
         assert_eq!(found, expected.parse::<Table>().unwrap());
@@ -92,6 +98,9 @@ mod tests {
         places.dedup();
         let expected = [
             "kinds.k.every",
+            "kinds.k.fresh.budget",
+            "kinds.k.fresh.max",
+            "kinds.k.fresh.min",
             "kinds.k.retry.backoff",
             "reasons.r.backoff.base",
             "reasons.r.backoff.max",

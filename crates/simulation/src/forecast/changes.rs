@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use roundelay_config::ChangeSettings;
 use roundelay_model::clock::Entropy;
-use roundelay_model::fresh::Entity;
+use roundelay_model::fresh::{Entity, expected};
 use roundelay_model::ids::Epoch;
 use serde::Serialize;
 
@@ -30,7 +30,7 @@ pub struct Quality {
 
 /// Sums over time, by weight.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sum {
+struct Sum {
     right: f64,
     age: f64,
     all: f64,
@@ -38,19 +38,26 @@ pub(super) struct Sum {
 
 impl Sum {
     /// Adds an entity of this weight, of which so much is right, and which is so old.
-    pub fn add(&mut self, weight: f64, (right, age): (f64, f64)) {
+    fn add(&mut self, weight: f64, (right, age): (f64, f64)) {
         self.right += weight * right;
         self.age += weight * age;
         self.all += weight;
     }
 
-    pub fn quality(self) -> Option<Quality> {
+    fn quality(self) -> Option<Quality> {
         (self.all > 0.0).then(|| Quality { freshness: self.right / self.all, age_s: self.age / self.all })
     }
 }
 
+/// What visiting each entity as often as `every` says, in seconds, comes to by the formulas.
+pub fn by_formula<'e>(entities: impl Iterator<Item = &'e Entity>, every: impl Fn(&Entity) -> f64) -> Option<Quality> {
+    let mut sum = Sum::default();
+    entities.for_each(|entity| sum.add(entity.weight, expected(entity.rate, every(entity))));
+    sum.quality()
+}
+
 /// The entities of a kind, from their first visit on.
-pub(super) struct Changes {
+pub struct Changes {
     settings: ChangeSettings,
     /// The time of day at the beginning, in seconds.
     midnight: f64,
@@ -71,6 +78,8 @@ struct Process {
 }
 
 impl Changes {
+    /// Entities that change as the settings say. `midnight` is the time of day at the beginning, and `measured` the time
+    /// that counts, in seconds from the beginning.
     pub fn new(settings: ChangeSettings, midnight: f64, measured: Range<f64>) -> Self {
         Self { settings, midnight, measured, entities: BTreeMap::new(), sum: Sum::default() }
     }
@@ -94,7 +103,12 @@ impl Changes {
         Some(changed)
     }
 
-    /// What all of the measured time came to, until now.
+    /// Counts only this time from now on, in seconds from the beginning.
+    pub fn measure(&mut self, measured: Range<f64>) {
+        (self.measured, self.sum) = (measured, Sum::default());
+    }
+
+    /// What all of the measured time came to, if no entity is visited any more.
     pub fn quality(&self) -> Option<Quality> {
         let mut sum = self.sum;
         for process in self.entities.values() {
@@ -161,8 +175,6 @@ impl Daily {
 
 #[cfg(test)]
 mod tests {
-    use roundelay_model::fresh::expected;
-
     use super::*;
 
     const HOUR: f64 = 3_600.0;
@@ -185,10 +197,9 @@ mod tests {
                     assert_eq!(seen.is_none(), visit == 0, "the first visit has nothing to compare");
                 }
             }
-            let mut sum = Sum::default();
-            let bounds = (Duration::ZERO, Duration::MAX);
-            changes.known(bounds).for_each(|entity| sum.add(entity.weight, expected(entity.rate, every)));
-            let (is, should) = (changes.quality().unwrap(), sum.quality().unwrap());
+            let entities: Vec<Entity> = changes.known((Duration::ZERO, Duration::MAX)).collect();
+            let should = by_formula(entities.iter(), |_| every).unwrap();
+            let is = changes.quality().unwrap();
             assert!((is.freshness - should.freshness).abs() < 0.01, "{is:?}, by the formulas {should:?}");
             assert!((is.age_s / should.age_s - 1.0).abs() < 0.02, "{is:?}, by the formulas {should:?}");
         }

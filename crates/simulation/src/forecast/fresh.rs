@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use roundelay_config::FreshSettings;
 use roundelay_engine::fresh::budgets;
-use roundelay_model::fresh::{Entity, best_price, expected};
+use roundelay_model::fresh::{Entity, best_price};
 use serde::Serialize;
 
 use super::Plan;
-use super::changes::{Quality, Sum};
+use super::changes::{Quality, by_formula};
 use super::recorder::{Recorder, Span};
 
 /// How right what is known of a kind's entities is, in the second half of the time: chains have the first to learn.
@@ -133,12 +133,9 @@ pub(super) fn reports(
         let entities: Vec<Entity> = known.values().flatten().copied().collect();
         let price = best_price(fresh.objective, &entities, (rate - others).max(0.01 * rate));
         for (name, entities) in known {
-            let mut sum = Sum::default();
-            for entity in entities {
-                sum.add(entity.weight, expected(entity.rate, entity.every(fresh.objective, price)));
-            }
+            let best = by_formula(entities.iter(), |entity| entity.every(fresh.objective, price));
             if let Some(report) = reports.get_mut(name) {
-                (report.best, report.calls) = (sum.quality(), calls);
+                (report.best, report.calls) = (best, calls);
             }
         }
     }

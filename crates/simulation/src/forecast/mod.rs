@@ -17,7 +17,7 @@
 
 mod ages;
 mod capacity;
-mod changes;
+pub mod changes;
 mod fleet;
 mod fresh;
 mod gates;

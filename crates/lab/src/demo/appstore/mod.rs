@@ -194,7 +194,9 @@ impl System for Appstore {
 
     fn configuration(&self, text: &str) -> Result<String, String> {
         scaled(text, |path, length| match path {
-            ["kinds", _, "every" | "jitter" | "cooldown"] => shorter(length, self.days.get(), Duration::ZERO),
+            ["kinds", _, "every" | "jitter" | "cooldown"] | ["kinds", _, "fresh", "min" | "max"] => {
+                shorter(length, self.days.get(), Duration::ZERO)
+            }
             ["kinds", _, "reconcile", ..] | ["reasons", _, "backoff", ..] => shorter(length, self.days.get(), SECOND),
             _ => shorter(length, self.minutes, Duration::ZERO),
         })
@@ -262,7 +264,9 @@ mod tests {
         let config = Config::parse(&text, "appstore", []).unwrap();
         let sync = &config.kinds["sync-app"];
         let recurrence = sync.recurrence.as_ref().unwrap();
-        assert_eq!(recurrence.schedule.to_string(), "every 20s ± 1667ms");
+        let fresh = recurrence.fresh.as_ref().unwrap();
+        assert_eq!((fresh.min, fresh.middle(), fresh.max), (SECOND * 5, SECOND * 20, SECOND * 80));
+        assert_eq!(fresh.budgets[0].rate(&config.throttles), Some(8.0 / 5.0));
         assert_eq!((recurrence.cooldown, sync.timeout), (Duration::from_millis(834), Duration::from_secs(25)));
         assert_eq!(sync.reconcile.as_ref().unwrap().every, SECOND);
         for (store, charts) in STORES.iter().zip(CHARTS) {

@@ -9,7 +9,7 @@ mod judge;
 mod platform;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -22,8 +22,13 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::serve::ListenerExt;
+use parking_lot::Mutex;
+use roundelay_config::ChangeSettings;
 use roundelay_model::clock::Entropy;
+use roundelay_model::fresh::Entity;
+use roundelay_model::ids::Epoch;
 use roundelay_model::job::{MAX_BYTES, seed};
+use roundelay_simulation::forecast::changes::{Changes, Quality};
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -46,6 +51,8 @@ pub struct UpstreamSettings {
     pub missing: f64,
     /// The share of calls that are answered with 500.
     pub broken: f64,
+    /// How often packages have a new release; without it they have none.
+    pub releases: Option<ChangeSettings>,
 }
 
 impl Default for UpstreamSettings {
@@ -56,16 +63,30 @@ impl Default for UpstreamSettings {
             latency: Duration::from_millis(1)..=Duration::from_millis(15),
             missing: 0.001,
             broken: 0.001,
+            releases: None,
         }
     }
 }
 
 /// A running upstream.
-#[derive(Debug)]
 pub struct Upstream {
     url: String,
     shared: Arc<Shared>,
     server: JoinHandle<io::Result<()>>,
+}
+
+/// The releases of packages, by the epochs of their chains.
+struct Releases {
+    changes: Changes,
+    /// How many were told.
+    told: HashMap<i64, u32>,
+}
+
+impl Releases {
+    /// Nothing is measured before [`Upstream::measure`].
+    fn new(settings: ChangeSettings) -> Self {
+        Self { changes: Changes::new(settings, 0.0, f64::INFINITY..f64::INFINITY), told: HashMap::new() }
+    }
 }
 
 /// The record of an [`Upstream`] so far.
@@ -81,7 +102,6 @@ pub struct UpstreamStats {
     pub verdict: Verdict,
 }
 
-#[derive(Debug)]
 struct Shared {
     platforms: BTreeMap<String, Platform>,
     latency: RangeInclusive<Duration>,
@@ -89,6 +109,8 @@ struct Shared {
     broken: f64,
     entropy: Entropy,
     judge: Judge,
+    /// The releases of packages, since each was called for the first time.
+    releases: Option<Mutex<Releases>>,
     rejected: std::sync::atomic::AtomicU64,
     started: Instant,
 }
@@ -108,6 +130,7 @@ impl Upstream {
             latency: settings.latency,
             missing: settings.missing,
             broken: settings.broken,
+            releases: settings.releases.map(|every| Mutex::new(Releases::new(every))),
             entropy,
             judge: Judge::default(),
             rejected: Default::default(),
@@ -148,6 +171,19 @@ impl Upstream {
         self.shared.judge.calls(kind, key)
     }
 
+    /// What is known of packages counts from `from` until `until`.
+    pub fn measure(&self, from: Instant, until: Instant) {
+        let since = |at: Instant| at.saturating_duration_since(self.shared.started).as_secs_f64();
+        self.shared.releases.iter().for_each(|releases| releases.lock().changes.measure(since(from)..since(until)));
+    }
+
+    /// How right what callers knew of the packages was in the measured time, which is over; and the packages, with
+    /// intervals within `bounds`.
+    pub fn known(&self, bounds: (Duration, Duration)) -> Option<(Quality, Vec<Entity>)> {
+        let releases = self.shared.releases.as_ref()?.lock();
+        Some((releases.changes.quality()?, releases.changes.known(bounds).collect()))
+    }
+
     /// Waits until the upstream has stopped, and answers its final record.
     ///
     /// # Errors
@@ -174,6 +210,16 @@ struct Call<'a> {
 struct Package<'a> {
     #[serde(borrow, default)]
     name: Option<Cow<'a, str>>,
+    /// Its place among the most used ones of its platform.
+    #[serde(borrow, default)]
+    rank: Option<Cow<'a, str>>,
+}
+
+impl Package<'_> {
+    /// What the package is worth: as in Zipf's law.
+    fn weight(&self) -> f64 {
+        1.0 / self.rank.as_ref().and_then(|rank| rank.parse::<f64>().ok()).unwrap_or(1.0).max(1.0)
+    }
 }
 
 async fn answer_below(
@@ -203,6 +249,7 @@ impl Shared {
             platform.count(StatusCode::INTERNAL_SERVER_ERROR);
             return (StatusCode::INTERNAL_SERVER_ERROR, "out of luck").into_response();
         }
+        let release = self.release(&call);
         let package = call.payload.and_then(|package| package.name).unwrap_or(call.key);
         let version = platform.version(&package).filter(|_| !self.is_missing(name, &package));
         // Both are final: the occurrence is over, and must not be called again.
@@ -214,9 +261,21 @@ impl Shared {
             }
             Some(version) => {
                 platform.count(StatusCode::OK);
-                axum::Json(Found { name: &package, version }).into_response()
+                axum::Json(Found { name: &package, version, release }).into_response()
             }
         }
+    }
+
+    /// The number of the package's last release that a caller is told of, from 0.
+    fn release(&self, call: &Call<'_>) -> Option<u32> {
+        let (mut releases, chain) = (self.releases.as_ref()?.lock(), call.chain?);
+        let at = self.started.elapsed().as_secs_f64();
+        let Releases { changes, told } = &mut *releases;
+        let new = || (seed("releases", &call.kind, &call.key), call.payload.as_ref().map_or(1.0, Package::weight));
+        let changed = changes.visit(Epoch(chain.epoch), at, &self.entropy, new) == Some(true);
+        let told = told.entry(chain.epoch).or_default();
+        *told += u32::from(changed);
+        Some(*told)
     }
 
     /// Whether the name is always answered with 404: the same names each time, and on every machine.
@@ -229,4 +288,6 @@ impl Shared {
 struct Found<'a> {
     name: &'a str,
     version: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    release: Option<u32>,
 }
