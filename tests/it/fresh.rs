@@ -265,6 +265,11 @@ fn what_cannot_be_is_said() {
         (format!("budget = \"5/1h\", {bounds}"), "every = \"5m\"\n".into(), "does not go with `fresh`"),
         ("budget = \"5/1h\", min = \"2h\", max = \"1h\"".into(), String::new(), "not above `max`"),
         (format!("budget = \"5/1h\", {bounds}, compare = \"etag\""), String::new(), "goes with an HTTP handler"),
+        (
+            format!("budget = \"5/1h\", {bounds}, weight = \"{{{{ 1 / (stars | int) }}}}\""),
+            String::new(),
+            "filter int is unknown",
+        ),
         (format!("budget = \"5/1h\", {bounds}"), other.replace("BUDGET", "5/1h"), "a call has one price"),
         (
             format!("budget = \"5/1h\", {bounds}"),

@@ -390,7 +390,7 @@ fn check_retry(problems: &mut Problems, name: &str, retry: raw::Retry, named: &m
 
 /// A template must compile, and use no filter, function or test that there is not: compiling alone
 /// lets those pass.
-fn template(problems: &mut Problems, path: &[&str], text: &str) {
+pub(super) fn template(problems: &mut Problems, path: &[&str], text: &str) {
     let mut templates = minijinja::Environment::new();
     templates.set_undefined_behavior(minijinja::UndefinedBehavior::Chainable);
     let tried = templates.template_from_str(text).map(|template| template.render(minijinja::context! {}));

@@ -11,6 +11,7 @@ use roundelay_model::outcome::MAX_WAIT;
 use roundelay_model::pacing::ThrottleSettings;
 use serde_json::Value;
 
+use super::check::template;
 use super::raw;
 use crate::problems::{Problems, known};
 use crate::settings::{KindSettings, QueueSettings};
@@ -128,6 +129,9 @@ pub(super) fn check(problems: &mut Problems, name: &str, fresh: &raw::Fresh, htt
             Ok(calls) => budgets.push(BudgetSettings { name, calls }),
             Err(why) => problems.add(&at(key), why),
         }
+    }
+    if let Some(weight) = &fresh.weight {
+        template(problems, &at("weight"), weight);
     }
     if budgets.is_empty() {
         return None;

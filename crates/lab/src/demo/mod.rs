@@ -263,7 +263,7 @@ api.name = "demo of packages"
 [kinds.{KIND}]
 handler.http.url = "{upstream}/{{{{ payload.platform }}}}"
 queue = "demo-{{{{ platform }}}}"
-fresh = {{ budget = "{chains}/{every}", min = "{min}", max = "{max}", weight = "{{{{ 1 / (rank | int) }}}}", compare = "hash" }}
+fresh = {{ budget = "{chains}/{every}", min = "{min}", max = "{max}", weight = "{{{{ weight }}}}", compare = "hash" }}
 timeout = "10s"
 retry = {{ attempts = 3, backoff = ["1s", "2s"] }}
 roster.key = "{{{{ platform }}}}/{{{{ name }}}}"
@@ -296,7 +296,12 @@ async fn enroll(config: &Config, connections: Connections, chains: usize) -> Res
     let roster: Vec<Entity> = rows(Format::Csv, PACKAGES.as_bytes())
         .map_err(StartError::Setup)?
         .flatten()
-        .filter_map(|(_, row)| shape.entity(row).ok())
+        .filter_map(|(_, mut row)| {
+            // What a package is worth falls with its rank, as in Zipf's law.
+            let rank = row.get("rank").and_then(|rank| rank.as_str()?.parse::<f64>().ok());
+            row.insert("weight".into(), (1.0 / rank.unwrap_or(1.0).max(1.0)).into());
+            shape.entity(row).ok()
+        })
         .collect();
     let rounds = (0..).flat_map(|round| roster.iter().map(move |entity| (round, entity)));
     let entities = rounds.take(chains).map(|(round, entity)| match round {

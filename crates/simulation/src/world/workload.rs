@@ -55,6 +55,7 @@ burst = 5
 concurrency = 2
 prefetch = 6
 throttle = "upstream"
+fair = "owner"
 [queues.beta]
 concurrency = 1
 prefetch = 3

@@ -210,16 +210,9 @@ struct Call<'a> {
 struct Package<'a> {
     #[serde(borrow, default)]
     name: Option<Cow<'a, str>>,
-    /// Its place among the most used ones of its platform.
-    #[serde(borrow, default)]
-    rank: Option<Cow<'a, str>>,
-}
-
-impl Package<'_> {
-    /// What the package is worth: as in Zipf's law.
-    fn weight(&self) -> f64 {
-        1.0 / self.rank.as_ref().and_then(|rank| rank.parse::<f64>().ok()).unwrap_or(1.0).max(1.0)
-    }
+    /// What it is worth.
+    #[serde(default)]
+    weight: Option<f64>,
 }
 
 async fn answer_below(
@@ -271,7 +264,12 @@ impl Shared {
         let (mut releases, chain) = (self.releases.as_ref()?.lock(), call.chain?);
         let at = self.started.elapsed().as_secs_f64();
         let Releases { changes, told } = &mut *releases;
-        let new = || (seed("releases", &call.kind, &call.key), call.payload.as_ref().map_or(1.0, Package::weight));
+        let new = || {
+            (
+                seed("releases", &call.kind, &call.key),
+                call.payload.as_ref().and_then(|package| package.weight).unwrap_or(1.0),
+            )
+        };
         let changed = changes.visit(Epoch(chain.epoch), at, &self.entropy, new) == Some(true);
         let told = told.entry(chain.epoch).or_default();
         *told += u32::from(changed);
