@@ -40,14 +40,16 @@ fn the_examples_of_clients_have_their_configuration() {
     assert_eq!(config.kinds["sync"].queue.as_deref(), Some("work"));
 }
 
-/// The line that the app store's example offers in place of its interval fits there.
+/// The app stores' syncs go where apps change, tracked ones first, and leave a fifth of the starts to what users ask for.
 #[test]
-fn the_app_stores_can_learn_their_intervals() {
-    let text = EXAMPLES[4].1;
-    let offered = text.lines().find_map(|line| line.strip_prefix("#   fresh = ")).expect("it is offered");
-    let text = text.replacen("every = \"1d\"\njitter = \"2h\"", &format!("fresh = {offered}"), 1);
-    let config = Config::parse(&text, "appstore", []).unwrap_or_else(|error| panic!("{error}"));
-    assert!(config.kinds["sync-app"].fresh().is_some_and(|fresh| fresh.shares("10/1m")), "{offered}");
+fn the_app_stores_learn_their_intervals() {
+    let config = Config::parse(EXAMPLES[4].1, "appstore", []).unwrap();
+    let fresh = config.kinds["sync-app"].fresh().unwrap();
+    // Five a minute for each of two stores.
+    assert_eq!(fresh.budgets[0].rate(&config.throttles), Some(0.8 * 10.0 / 60.0));
+    assert_eq!(fresh.middle(), Duration::from_secs(86_400));
+    let weight = |class: &str| fresh.weight_of(&serde_json::json!({ "class": class })).unwrap();
+    assert_eq!(["tracked", "competitor", "backlog"].map(weight), [20.0, 4.0, 1.0]);
 }
 
 /// The numbers of the app store's limits, and that they can be set from outside.
