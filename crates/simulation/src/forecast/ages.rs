@@ -11,7 +11,18 @@ use hdrhistogram::Histogram;
 use roundelay_model::clock::Time;
 use roundelay_model::ids::Epoch;
 
-use super::report::Quantiles;
+use serde::Serialize;
+
+/// A distribution.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Quantiles {
+    /// The median.
+    pub p50: f64,
+    /// Reached or exceeded by one in a hundred.
+    pub p99: f64,
+    /// The worst.
+    pub max: f64,
+}
 
 /// Ages of one kind's entities.
 pub(super) struct Ages {

@@ -7,6 +7,7 @@ use roundelay_model::clock::Time;
 use serde::Serialize;
 
 use super::Plan;
+pub use super::ages::Quantiles;
 use super::capacity::{interval, period};
 use super::fleet::Fleet;
 use super::fresh::{self, FreshReport};
@@ -16,17 +17,6 @@ use super::recorder::Span;
 use super::tenants::TenantReport;
 use super::verdicts::Verdicts;
 use super::words::{grouped, list, spoken, spoken_seconds};
-
-/// A distribution.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Quantiles {
-    /// The median.
-    pub p50: f64,
-    /// Reached or exceeded by one in a hundred.
-    pub p99: f64,
-    /// The worst.
-    pub max: f64,
-}
 
 /// What a kind's chains did.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::ages::Lengths;
-use super::report::Quantiles;
+use super::ages::{Lengths, Quantiles};
 
 /// A histogram takes a quarter of a megabyte, so of more tenants the later ones are counted together.
 const MAX_TENANTS: usize = 100;
