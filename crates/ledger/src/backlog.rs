@@ -97,7 +97,7 @@ pub trait Backlog {
     /// several workers, one gets a message. What a session has taken waits again when the session is over.
     ///
     /// # Errors
-    /// When it is not known to be written. Then messages may count as taken that nobody has in hand, until the session
+    /// When it is not known to be written. Then messages may count as taken that no worker has in hand, until the session
     /// is over or [`return_messages`](Self::return_messages) is called.
     async fn take_messages(
         &self,

@@ -52,8 +52,8 @@ const IDLE: Duration = Duration::from_secs(1);
 const LEFT_OVER: Duration = Duration::from_secs(60);
 /// Between two looks, at least: what ends meanwhile makes room for one set.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How often messages are looked for that count as taken and are in nobody's hand: their worker is gone, or was not told
-/// that it has them.
+/// How often messages are looked for that count as taken, and that no worker has in hand: the worker that took them is
+/// gone, or was not told that it has them.
 const RETURNS: Duration = Duration::from_secs(5);
 
 /// Lives one message that was taken from the backlog.
@@ -198,7 +198,7 @@ pub(super) async fn run(
 struct Turn {
     /// The last tenant of the look before; none at the beginning of a pass.
     after: Option<String>,
-    /// When messages are looked for next that are in nobody's hand.
+    /// When messages are looked for next that count as taken, and that no worker has in hand.
     returns: Instant,
 }
 
@@ -239,7 +239,7 @@ async fn look(
         return Ok(());
     }
     let taken = core.ledger.take_messages(queue.source.clone(), session, takes).await;
-    // What an answer named that was lost is in nobody's hand.
+    // The messages of an answer that was lost are in no worker's hand.
     let taken = taken.inspect_err(|_| lane.taken.lock().returns = true)?;
     core.observing.life.reached(Point::Taken).await;
     for TakenMessage { number, tenant, body, takes } in taken {
@@ -265,7 +265,7 @@ async fn forget(core: &Core, lane: &FairLane) -> Result<(), LedgerError> {
     Ok(())
 }
 
-/// Has messages wait again that count as taken and are in nobody's hand. Nothing is being taken meanwhile.
+/// Has messages wait again that count as taken, and that no worker has in hand. This worker takes none meanwhile.
 async fn give_back(core: &Core, queue: &QueueRun) -> Result<(), LedgerError> {
     let session = core.vitals.session().unwrap_or_default();
     let in_hand = {
