@@ -16,7 +16,15 @@
 //! What the choice has added to the mean interval so far counts against going on in that direction,
 //! which keeps the mean exact also for fleets so small that most moments hold nothing.
 //!
-//! In a window that is narrower than a moment there is nothing to be flattened, and the dice choose: its candidates are
+//! A window may have several candidates in a moment. The moment is chosen first, and one of its candidates by the dice:
+//! what tells moments apart would otherwise always choose the same end of a moment. A moment of which a part lies outside
+//! of the window is not chosen, since that would fill the other part alone.
+//!
+//! All this is for the window that most chains of a kind share. Where each has a window of its own, of a learned interval
+//! say, or where a window lies around a time of day, what is to come says nothing of a moment, and counting it for each
+//! choice would take long. There the moment is taken that holds least.
+//!
+//! In a window that is narrower than two moments there is nothing to be flattened, and the dice choose: its candidates are
 //! a few milliseconds apart, and are to have equal shares, since they are queues at the broker that share the load.
 //! The correction would only go to and fro between the first and the last of them.
 //!
@@ -33,10 +41,17 @@ use crate::clock::{Entropy, Time};
 
 /// How finely moments are told apart.
 const MOMENT_MS: i64 = 250;
+const MOMENT: Duration = Duration::from_millis(MOMENT_MS as u64);
 /// How finely what is to come is, in parts of a window.
 const CELLS: usize = 32;
-/// It is counted again after this part of a window.
+/// It is counted again after this part of a window,
 const FRESH: i64 = 128;
+/// and not before this part of the time to the window's end, which is how far it is counted.
+const COUNTED: i64 = 1_024;
+/// A window is the usual one when so many more choices were within it than not,
+const USUAL: u32 = 10;
+/// and stops being that after as many others as this.
+const UNUSUAL: u32 = 100;
 /// How much the lasting deviation from the mean counts, against one standard deviation.
 const CORRECTION: f64 = 0.1;
 /// How slowly a deviation is forgotten.
@@ -70,8 +85,11 @@ pub struct Balance(Mutex<Given>);
 struct Given {
     /// How many are due in each moment to come.
     moments: BTreeMap<i64, u32>,
-    /// What was counted last, by the bounds of the windows in milliseconds.
-    ahead: BTreeMap<(i64, i64), Ahead>,
+    /// The window of most choices, by its bounds in milliseconds: the candidate of Boyer and Moore's majority vote, and
+    /// the candidate's votes.
+    usual: ((i64, i64), u32),
+    /// What was counted last for the usual window.
+    ahead: Option<Ahead>,
     /// The sum of the deviations from the middle of the window, in halves of it.
     drift: f64,
     /// How many places were given out.
@@ -89,6 +107,16 @@ struct Ahead {
     rate: f64,
 }
 
+/// The best moment so far.
+struct Best {
+    score: f64,
+    moment: i64,
+    /// One of the moment's candidates, each with the same chance,
+    candidate: Duration,
+    /// of so many.
+    among: usize,
+}
+
 impl Balance {
     /// Chooses among `candidates`, delays from `now` within `low..=high`, or near one of them when
     /// they are full, and notes the choice. Without candidates, `low`.
@@ -99,35 +127,60 @@ impl Balance {
         candidates: &[Duration],
         dice: &Entropy,
     ) -> Duration {
+        if candidates.is_empty() {
+            return low;
+        }
         let width = (high.saturating_sub(low)).as_secs_f64().max(0.001);
         let place = |delay: Duration| (delay.saturating_sub(low).as_secs_f64() / width).clamp(0.0, 1.0);
         let mut given = self.0.lock();
         given.forget(now);
-        if high.saturating_sub(low) < Duration::from_millis(MOMENT_MS as u64) {
-            let chosen = if candidates.is_empty() { low } else { candidates[dice.below(candidates.len())] };
-            given.note(now + chosen);
-            return chosen;
-        }
         let ahead = given.ahead(now, low, high);
-        let share = ahead.rate * MOMENT_MS as f64;
-        let begin = dice.below(candidates.len());
-        let mut best: Option<(f64, Duration)> = None;
+        let held = |candidate: Duration| given.held(now + candidate);
+        let share = ahead.map_or_else(
+            || candidates.iter().copied().map(held).sum::<f64>() / candidates.len() as f64,
+            |ahead| ahead.rate * MOMENT_MS as f64,
+        );
+        // A moment can be chosen until a window begins behind the moment's beginning.
+        let choosable = (width * 1_000.0 - MOMENT_MS as f64).max(1.0);
+        let score = |begin: Duration, held: f64| {
+            let to_come = ahead.map_or(0.0, |ahead| ahead.before(place(begin)) / choosable * MOMENT_MS as f64);
+            let surplus = (held - (share - to_come)) / (share.sqrt() + 0.3);
+            surplus + CORRECTION * given.drift * (2.0 * place(begin + MOMENT / 2) - 1.0)
+        };
+        let first = dice.below(candidates.len());
+        let mut best: Option<Best> = None;
         for n in 0..candidates.len() {
-            let candidate = candidates[(begin + n) % candidates.len()];
-            let expected = share - ahead.before(place(candidate)) / (width * 1_000.0) * MOMENT_MS as f64;
-            let surplus = (given.held(now + candidate) - expected) / (share.sqrt() + 0.3);
-            let score = surplus + CORRECTION * given.drift * (2.0 * place(candidate) - 1.0);
-            if best.is_none_or(|(least, _)| score < least) {
-                best = Some((score, candidate));
+            let candidate = candidates[(first + n) % candidates.len()];
+            let moment = moment(now + candidate);
+            let begin = Time::from_millis(moment * MOMENT_MS);
+            if begin < now + low || begin + MOMENT > now + high {
+                continue;
+            }
+            match &mut best {
+                Some(best) if best.moment == moment => {
+                    best.among += 1;
+                    if dice.below(best.among) == 0 {
+                        best.candidate = candidate;
+                    }
+                }
+                _ => {
+                    let score = score(begin.since(now), held(candidate));
+                    if best.as_ref().is_none_or(|best| score < best.score) {
+                        best = Some(Best { score, moment, candidate, among: 1 });
+                    }
+                }
             }
         }
-        let Some((_, mut chosen)) = best else { return low };
-        if given.held(now + chosen) > share + FULL.0 + FULL.1 * share.sqrt() {
+        let Some(Best { candidate: mut chosen, .. }) = best else {
+            let chosen = candidates[dice.below(candidates.len())];
+            given.note(now + chosen);
+            return chosen;
+        };
+        if held(chosen) > share + FULL.0 + FULL.1 * share.sqrt() {
             let gap = (high.saturating_sub(low)) / candidates.len() as u32;
             let (first, last) = (chosen.saturating_sub(gap).max(low), (chosen + gap).min(high));
             let draws = (0..DRAWS).map(|_| dice.between(first, last));
-            let emptiest = draws.min_by(|a, b| given.held(now + *a).total_cmp(&given.held(now + *b)));
-            chosen = emptiest.unwrap_or(chosen);
+            chosen = draws.min_by(|a, b| held(*a).total_cmp(&held(*b))).unwrap_or(chosen);
         }
         given.note(now + chosen);
         given.drift = given.drift * MEMORY + 2.0 * place(chosen) - 1.0;
@@ -165,15 +218,31 @@ impl Given {
         }
     }
 
-    /// What is to come, counted at most so often that it costs little beside the choice.
-    fn ahead(&mut self, now: Time, low: Duration, high: Duration) -> Ahead {
-        let (low, high) = (low.as_millis() as i64, (high.as_millis() as i64).max(1));
-        let width = (high - low).max(1);
-        let fresh = |ahead: &Ahead| ahead.at <= now && now.since(ahead.at).as_millis() as i64 <= width / FRESH;
-        if let Some(ahead) = self.ahead.get(&(low, high)).filter(|ahead| fresh(ahead)) {
-            return *ahead;
+    /// One more choice is within this window. Returns whether most are.
+    fn votes_for(&mut self, window: (i64, i64)) -> bool {
+        let (usual, votes) = &mut self.usual;
+        if *usual == window {
+            *votes = (*votes + 1).min(UNUSUAL);
+        } else if *votes > 0 {
+            *votes -= 1;
+        } else {
+            (self.usual, self.ahead) = ((window, 1), None);
         }
-        self.ahead.retain(|(low, high), ahead| now.since(ahead.at).as_millis() as i64 <= (high - low) / FRESH);
+        self.usual.0 == window && self.usual.1 > USUAL
+    }
+
+    /// What is to come, counted at most so often that it costs little beside the choice. Nothing for an unusual window.
+    fn ahead(&mut self, now: Time, low: Duration, high: Duration) -> Option<Ahead> {
+        let (low, high) = (low.as_millis() as i64, (high.as_millis() as i64).max(1));
+        if !self.votes_for((low, high)) {
+            return None;
+        }
+        let width = (high - low).max(1);
+        let lasts = (width / FRESH).max(high / COUNTED);
+        let is_fresh = |ahead: &Ahead| ahead.at <= now && now.since(ahead.at).as_millis() as i64 <= lasts;
+        if let Some(ahead) = self.ahead.filter(is_fresh) {
+            return Some(ahead);
+        }
         let mut ahead = Ahead { at: now, before: [0.0; CELLS + 1], rate: 0.0 };
         let mut reach = 0_u64;
         for (moment, count) in self.moments.range(moment(now)..=moment(now + Duration::from_millis(high as u64))) {
@@ -186,8 +255,8 @@ impl Given {
         (0..CELLS).for_each(|n| ahead.before[n + 1] += ahead.before[n]);
         // By Little's law: each of them waits for the middle of a window on average.
         ahead.rate = reach as f64 * 2.0 / (low + high) as f64;
-        self.ahead.insert((low, high), ahead);
-        ahead
+        self.ahead = Some(ahead);
+        Some(ahead)
     }
 }
 
@@ -256,6 +325,54 @@ mod tests {
         }
     }
 
+    /// A minute of `chains` chains after one to settle, each at an interval of its own near ten seconds, give or take a
+    /// twentieth: the fullest of the 25 parts of a moment, and the highest of the 1 s bins, both against their mean;
+    /// and the mean of delays against intervals.
+    fn each_its_own(chains: usize, intervals: (u64, u64)) -> (f64, f64, f64) {
+        let (dice, balance) = (Entropy::seeded(7), Balance::default());
+        let interval =
+            |n: usize| Duration::from_millis(intervals.0 + (n as u64 * 7_919) % (intervals.1 - intervals.0 + 1));
+        let mut due: BinaryHeap<std::cmp::Reverse<(Time, usize)>> = (0..chains)
+            .map(|n| std::cmp::Reverse((Time::default() + interval(n).mul_f64(n as f64 / chains as f64), n)))
+            .collect();
+        let (mut parts, mut bins) = ([0_u32; 25], [0_u32; 60]);
+        let mut ratio = (0.0, 0.0);
+        while let Some(std::cmp::Reverse((at, chain))) = due.pop() {
+            let since = at.as_millis() - 60_000;
+            if since >= 60_000 {
+                break;
+            }
+            let (now, every) = (at + Duration::from_millis(dice.below(10) as u64), interval(chain));
+            let (low, high) = (every - every / 20, every + every / 20);
+            let delay = balance.choose(now, (low, high), &jitter_rungs(every, every / 20), &dice);
+            if since >= 0 {
+                parts[(since % MOMENT_MS / 10) as usize] += 1;
+                bins[(since / 1_000) as usize] += 1;
+                ratio = (ratio.0 + delay.as_secs_f64() / every.as_secs_f64(), ratio.1 + 1.0);
+            }
+            due.push(std::cmp::Reverse((now + delay, chain)));
+        }
+        let peak = |bins: &[u32]| {
+            f64::from(*bins.iter().max().unwrap()) * bins.len() as f64 / f64::from(bins.iter().sum::<u32>())
+        };
+        (peak(&parts), peak(&bins), ratio.0 / ratio.1)
+    }
+
+    #[test]
+    fn it_is_as_flat_within_a_moment_as_over_moments() {
+        for (chains, intervals, within, peak) in [
+            (10_000, (10_000, 10_000), 1.5, 1.05),
+            (10_000, (2_000, 40_000), 1.5, 1.1),
+            (50, (2_000, 40_000), 3.0, 4.0),
+        ] {
+            let (parts, seconds, ratio) = each_its_own(chains, intervals);
+            println!("{chains} chains every {intervals:?} ms: {parts}, {seconds}, {ratio}");
+            assert!(parts < within, "{chains} chains every {intervals:?} ms: {parts} within a moment");
+            assert!(seconds < peak, "{chains} chains every {intervals:?} ms: {seconds} over seconds");
+            assert!((ratio - 1.0).abs() < 0.003, "{chains} chains every {intervals:?} ms: {ratio} of the interval");
+        }
+    }
+
     #[test]
     fn in_a_window_narrower_than_a_moment_all_candidates_have_equal_shares() {
         let (every, jitter) = (Duration::from_secs(1), Duration::from_millis(8));
@@ -284,7 +401,7 @@ mod tests {
             balance.choose(now, window, &[window.0, Duration::from_secs(2), window.1], &dice);
         }
         let given = balance.0.lock();
-        assert!(given.moments.len() < 20 && given.ahead.len() < 3);
+        assert!(given.moments.len() < 20);
         drop(given);
         assert_eq!(balance.choose(Time::default(), window, &[], &dice), window.0);
     }
