@@ -349,3 +349,35 @@ async fn owners_share_what_is_left_to_their_priority() {
     assert!((110..=120).contains(&starts(&plain["small"])) && late(&plain["small"], "p50") < 0.1, "{plain}");
     assert!(late(&plain["small"], "p99") < 3.0 && late(&plain["flood"], "p50") > 10.0, "{plain}");
 }
+
+/// Of two owners one has more to do than its quota, or its share, allows; what does not start in time for that is counted
+/// by that.
+#[tokio::test]
+async fn what_a_quota_or_a_turn_delays_for_too_long_is_counted_by_it() {
+    let ground = Ground::embedded();
+    let config = |queue: &str, rest: &str| {
+        let kind = r#"
+            [kinds.sync]
+            queue = "work"
+            every = "1m"
+            from = "nominal"
+            misfire = "skip"
+            misfire_window = "20s"
+            model = { chains = 40, duration = "5s", owners = { flood = 36, small = 4 } }
+        "#;
+        ground.config_file(&format!("[queues.work]\nfair = \"owner\"\nprefetch = 16\n{queue}\n{kind}\n{rest}"))
+    };
+    // 36 runs of 5 s each minute, one at a time; and 40 runs of 5 s each minute in two places.
+    let of_a_quota = ("concurrency = 8", "[tenants.flood]\nmost = 1");
+    let of_turns = ("concurrency = 2", "");
+    for ((queue, rest), reason, other) in [(of_a_quota, "quota", "turn"), (of_turns, "turn", "quota")] {
+        let report = simulate(&config(queue, rest), &["--for", "2h", "--json"]).await.json();
+        let sync = &report["kinds"]["sync"];
+        let (skipped, misfired) = (format!("skipped: {reason}"), "skipped: misfire");
+        let count = |reason: &str| sync["reasons"][reason].as_u64().unwrap_or(0);
+        let late = |of: &str| sync["tenants"][of]["late_ms"]["p99"].as_f64().unwrap();
+        assert!(count(&skipped) > 500 && count(misfired) * 20 < count(&skipped), "{reason}: {sync}");
+        assert_eq!(count(&format!("skipped: {other}")), 0, "{reason}: {sync}");
+        assert!(late("small") < 10_000.0 && late("flood") > 15_000.0, "{reason}: {sync}");
+    }
+}

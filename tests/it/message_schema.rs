@@ -255,6 +255,7 @@ fn envelope() -> impl Strategy<Value = Envelope> {
                     run: None,
                     trace: None,
                     tenant: None,
+                    from_backlog: false,
                 }
             },
         )

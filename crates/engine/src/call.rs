@@ -92,7 +92,7 @@ impl Core {
             return Handled::without_call(Outcome::retry(Reason::new(Class::NoHandler, reason)));
         };
         // Held until the handler has ended.
-        let Permit { slot, blocked, _room, _seat } = permit;
+        let Permit { slot, blocked, waits: _, _room, _seat } = permit;
         if let Some(wait) = blocked {
             let reason = Reason::new(Class::Slot, "no slot of its throttle in time");
             return Handled::without_call(Outcome::Snooze { reason, wait });

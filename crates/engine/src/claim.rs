@@ -6,6 +6,7 @@ use roundelay_broker::Delivery;
 use roundelay_ledger::{Claim, ClaimRequest, Hint, LedgerError};
 use roundelay_model::deaths;
 use roundelay_model::pacing::fair::Tenant;
+use roundelay_model::waits::Waits;
 use tokio::time::Instant;
 
 use crate::core::Core;
@@ -142,7 +143,7 @@ impl Core {
         drop(turn);
         let permit = match &claim {
             Claim::Granted(_) => self.permit(queue, &kind, Some(due), tenant, (delivery, true)).await?,
-            _ => Permit { slot: None, blocked: None, _room: None, _seat: None },
+            _ => Permit { slot: None, blocked: None, waits: Waits::default(), _room: None, _seat: None },
         };
         Some(Answered { permit, claim, term, _kept: None })
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use roundelay_broker::Delivery;
 use roundelay_model::clock::Time;
 use roundelay_model::pacing::fair::Tenant;
+use roundelay_model::waits::Waits;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::concurrency::RunPlace;
@@ -28,6 +29,8 @@ pub(super) struct Permit {
     pub(super) slot: Option<Slot>,
     /// There is no slot, nor one soon: the job is postponed for this long.
     pub(super) blocked: Option<Duration>,
+    /// For what of the tenant's the job has waited.
+    pub(super) waits: Waits,
     /// None for what does not start.
     pub(super) _room: Option<RunPlace>,
     /// Where quotas limit how many jobs of a tenant run at the same time.
@@ -49,6 +52,7 @@ impl Core {
         let since = Instant::now();
         let wait = async {
             let seat = self.seat(queue, tenant).await;
+            let quota = since.elapsed();
             loop {
                 let mut room = queue.room.enter(queue.lane, tenant).await;
                 let mut blocked = None;
@@ -75,7 +79,10 @@ impl Core {
                     }
                     _ => None,
                 };
-                return self.counts(delivery, tick).then_some(Permit { slot, blocked, _room: Some(room), _seat: seat });
+                let turn = if queue.takes_turns() { since.elapsed().saturating_sub(quota) } else { Duration::ZERO };
+                let waits = Waits { quota: if seat.is_some() { quota } else { Duration::ZERO }, turn };
+                let permit = Permit { slot, blocked, waits, _room: Some(room), _seat: seat };
+                return self.counts(delivery, tick).then_some(permit);
             }
         };
         tokio::select! {

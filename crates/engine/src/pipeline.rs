@@ -124,7 +124,10 @@ pub async fn process_delivery(core: Arc<Core>, queue: Arc<QueueRun>, delivery: D
 /// Processes a message that was taken from a fair queue's backlog, in the same way.
 pub(super) async fn process_taken(core: Arc<Core>, queue: Arc<QueueRun>, delivery: Delivery, in_hand: InHandOf) {
     let settlement = match core.read(&delivery) {
-        Ok(envelope) => core.live(&queue, envelope, Some(in_hand.tenant().clone()), &delivery).await,
+        Ok(envelope) => {
+            let envelope = Envelope { from_backlog: true, ..envelope };
+            core.live(&queue, envelope, Some(in_hand.tenant().clone()), &delivery).await
+        }
         Err(bad) => core.publishing.quarantine(&delivery, &bad).await,
     };
     core.observing.settle(delivery, settlement).await;

@@ -95,6 +95,7 @@ pub fn sealed<'e>(keys: &Keyring, envelope: &'e Envelope) -> Cow<'e, Envelope> {
         run: None,
         trace: envelope.trace.clone(),
         tenant: envelope.tenant.clone(),
+        from_backlog: envelope.from_backlog,
     })
 }
 

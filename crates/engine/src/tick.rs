@@ -21,6 +21,7 @@ use roundelay_model::outcome::{Course, Decision, NewJob, Next, Outcome, Verdict}
 use roundelay_model::progress::Progress;
 use roundelay_model::reason::{Class, Reason, excerpt};
 use roundelay_model::schedule::{Balance, Overlap, Ran, Schedule, Setting, phase};
+use roundelay_model::waits::Waits;
 use roundelay_model::wall_clock::WallClock;
 use roundelay_model::{job, outcome};
 use serde_json::Value;
@@ -75,6 +76,8 @@ struct ChainRun<'a> {
     wall_clock: Arc<WallClock>,
     /// The same at the end, since the wall clock may be set while the handler runs.
     wall_clock_at_end: OnceLock<Arc<WallClock>>,
+    /// For what of its tenant's the tick has waited.
+    waits: Waits,
     limit: Option<Limit>,
     /// Whether the handler was called.
     ran: bool,
@@ -188,7 +191,8 @@ impl Core {
                 let lease = self.vitals.hold(term, chain.epoch, grant.fence);
                 let id = chain.run_id();
                 let work = Work { queue, kind: &kind, envelope, id: &id, trace: &trace };
-                let run = ChainRun::new(self, work, chain, grant, &lease);
+                let waits = self.waits(queue, envelope, &tenant, (&permit, &grant));
+                let run = ChainRun { waits, ..ChainRun::new(self, work, chain, grant, &lease) };
                 let ended = letting_go(delivery, run.live(permit)).await;
                 drop(lease);
                 let (finish, rest) = ended.map(|ended| (ended.finish, (ended.at, ended.asked))).unzip();
@@ -226,6 +230,16 @@ impl Core {
                 self.publishing.postpone(&current.envelope(self.ledger.id()), &current.queue).await
             }
             AfterClaim::Quarantine(why) => self.publishing.quarantine(delivery, &why).await,
+        }
+    }
+
+    /// For what of its tenant's a tick has waited. One in the backlog waited there, and in time for nothing else.
+    fn waits(&self, queue: &QueueRun, envelope: &Envelope, tenant: &str, (permit, grant): (&Permit, &Grant)) -> Waits {
+        let Waits { quota, turn } = permit.waits;
+        let behind = if envelope.from_backlog { grant.at.since(grant.due) } else { Duration::ZERO };
+        match self.shares.most(tenant, &queue.name) {
+            Some(_) => Waits { quota: quota.max(behind), turn },
+            None => Waits { quota, turn: turn.max(behind) },
         }
     }
 
@@ -276,6 +290,7 @@ impl<'a> ChainRun<'a> {
             schedule,
             wall_clock: core.ledger.wall_clock(),
             wall_clock_at_end: OnceLock::new(),
+            waits: Waits::default(),
             limit: None,
             ran: false,
             progress: None,
@@ -377,12 +392,15 @@ impl<'a> ChainRun<'a> {
 
     fn refused(&self, refusal: Refusal) -> Decision {
         let place = self.balance.place();
-        let Some(course) = self.course_of(self.grant.at, self.grant.at) else {
-            return outcome::refused_once(refusal);
+        let mut decision = match self.course_of(self.grant.at, self.grant.at) {
+            Some(course) => outcome::refused(course, refusal, place),
+            None => outcome::refused_once(refusal),
         };
-        let decision = outcome::refused(course, refusal, place);
         if let Next::Snooze { due } = decision.next {
             self.balance.note(due);
+        }
+        if let Refusal::Late { by } = refusal {
+            decision.reason = decision.reason.map(|reason| self.waits.explain(by).of(reason));
         }
         decision
     }
@@ -538,7 +556,8 @@ impl Source for ChainRun<'_> {
         Asks { owner: self.grant.owner.as_deref(), depth: self.grant.depth, bounds }
     }
 
-    async fn end(&mut self, at: Time, decision: Decision, mut asked: Asked) {
+    async fn end(&mut self, at: Time, mut decision: Decision, mut asked: Asked) {
+        decision.left_out.hindrance = self.waits.explain(self.grant.at.since(self.grant.nominal));
         let Self { core, work: Work { queue, kind, envelope, id, trace }, chain, grant, lease, .. } = self;
         let keys = core.publishing.keys();
         let carry = carried(asked.carry.take(), &mut asked.failed);

@@ -109,6 +109,7 @@ impl Hint {
             run: None,
             trace: None,
             tenant: None,
+            from_backlog: false,
         }
     }
 

@@ -107,6 +107,9 @@ pub struct Envelope {
     /// Whose share of a fair queue it takes, once that is known. It does not travel.
     #[serde(skip)]
     pub tenant: Option<Arc<str>>,
+    /// It comes from the backlog of a fair queue. That does not travel.
+    #[serde(skip)]
+    pub from_backlog: bool,
 }
 
 /// What a program says of a chain that is to be there, beside kind, key and payload. What it leaves out is as the kind
@@ -372,6 +375,7 @@ impl Envelope {
             run: None,
             trace: None,
             tenant: None,
+            from_backlog: false,
         }
     }
 

@@ -47,4 +47,5 @@ pub mod secret;
 pub mod spread;
 pub mod topology;
 pub mod trace_context;
+pub mod waits;
 pub mod wall_clock;

@@ -13,6 +13,7 @@ use crate::guard::Refusal;
 use crate::ladder::Ladder;
 use crate::reason::{Class, Reason};
 use crate::schedule::{Catch, From as CountedFrom, Occurrence, Ran, Rhythm, Schedule, Setting, WhenExcluded};
+use crate::waits::Hindrance;
 
 /// No retry and no snooze waits longer than this, whatever an upstream's `Retry-After` says.
 pub const MAX_WAIT: Duration = Duration::from_secs(30 * 86_400);
@@ -307,6 +308,8 @@ pub struct LeftOut {
     pub overlapped: u32,
     /// Nothing could start.
     pub misfired: u32,
+    /// For what the misfired ones waited.
+    pub hindrance: Hindrance,
     /// A calendar excluded them.
     pub excluded: u32,
 }
@@ -315,7 +318,7 @@ pub struct LeftOut {
 type Onward = (Next, LeftOut);
 
 /// Nothing follows.
-const OVER: Onward = (Next::End, LeftOut { overlapped: 0, misfired: 0, excluded: 0 });
+const OVER: Onward = (Next::End, LeftOut { overlapped: 0, misfired: 0, hindrance: Hindrance::Misfire, excluded: 0 });
 
 impl Decision {
     /// The end, and nothing more.
@@ -351,7 +354,7 @@ pub struct Course<'a> {
 
 fn followed_by(next: Occurrence) -> Onward {
     let Occurrence { nominal, due, overlapped, misfired, excluded } = next;
-    (Next::Tick { nominal, due }, LeftOut { overlapped, misfired, excluded })
+    (Next::Tick { nominal, due }, LeftOut { overlapped, misfired, excluded, ..LeftOut::default() })
 }
 
 impl Course<'_> {

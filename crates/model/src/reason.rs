@@ -161,6 +161,10 @@ classes! {
     Ended = "ended",
     /// It came too late.
     Misfire = "misfire",
+    /// It came too late, since it had waited for its tenant's quota.
+    Quota = "quota",
+    /// It came too late, since it had waited for its tenant's turn.
+    Turn = "turn",
     /// It came in time that a calendar excludes.
     Calendar = "calendar",
     /// Its time was up.

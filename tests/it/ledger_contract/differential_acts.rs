@@ -317,6 +317,7 @@ fn finish(hint: &Hint, fence: Fence, from_batch: bool, now: Time, next: u8, asks
             overlapped: u32::from(asks / 32 % 2),
             misfired: u32::from(asks / 64 % 2),
             excluded: u32::from(asks / 16 % 2),
+            ..LeftOut::default()
         },
         ..end(hint, fence, now, next, verdict)
     }

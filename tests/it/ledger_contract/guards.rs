@@ -128,7 +128,7 @@ async fn the_carry_stays_until_a_new_one_and_left_out_occurrences_are_recorded()
             assert_eq!(grant.carry.as_deref(), found);
             let request = FinishRequest {
                 carry: carry.map(Into::into),
-                left_out: LeftOut { overlapped: 3, misfired: 4, excluded: 5 },
+                left_out: LeftOut { overlapped: 3, misfired: 4, excluded: 5, ..LeftOut::default() },
                 ..end(&hint, grant.fence, ledger.now(), tick(ledger.now()), Verdict::Done)
             };
             hint = written(ledger, request).await;

@@ -13,6 +13,7 @@ use roundelay_model::fresh::Known;
 use roundelay_model::kind_stats::KindStats;
 use roundelay_model::outcome::{LeftOut, Verdict};
 use roundelay_model::reason::Class;
+use roundelay_model::waits::Hindrance;
 use tokio::time::Instant;
 
 use super::families::{ByAttempt, ByKind, ByLeftOut, ByLost, ByQueue, ByThrottle, Families};
@@ -137,8 +138,8 @@ pub struct KindFigures {
     family: Family<ByAttempt, Counter>,
     /// A cell for each end and reason; a series begins with the first attempt that ends so.
     attempts: Box<[OnceLock<Counter>]>,
-    /// Occurrences left out, because the chain still ran and because nothing could start.
-    left_out: [Counter; 3],
+    /// Occurrences left out, by why.
+    left_out: [Counter; 5],
     /// What has come since it was last taken, for the ledger.
     recent: Mutex<KindStats>,
 }
@@ -153,7 +154,7 @@ impl KindFigures {
             duration: families.duration.get_or_create_owned(&label),
             family: families.attempts.clone(),
             attempts: (0..ENDS.len() * (Class::ALL.len() + 1)).map(|_| OnceLock::new()).collect(),
-            left_out: ["overlap", "misfire", "calendar"]
+            left_out: ["overlap", "calendar", "misfire", "quota", "turn"]
                 .map(|reason| families.left_out.get_or_create_owned(&ByLeftOut { kind: kind.to_owned(), reason })),
             recent: Mutex::default(),
         };
@@ -199,11 +200,18 @@ impl KindFigures {
 
     /// Occurrences went by without a run.
     pub fn left_out(&self, left_out: LeftOut) {
-        let LeftOut { overlapped, misfired, excluded } = left_out;
-        for (counter, count) in self.left_out.iter().zip([overlapped, misfired, excluded]) {
-            counter.inc_by(count.into());
-        }
-        if left_out != LeftOut::default() {
+        let LeftOut { overlapped, misfired, hindrance, excluded } = left_out;
+        let [overlap, calendar, late @ ..] = &self.left_out;
+        let [misfire, quota, turn] = late;
+        overlap.inc_by(overlapped.into());
+        calendar.inc_by(excluded.into());
+        let late = match hindrance {
+            Hindrance::Misfire => misfire,
+            Hindrance::Quota => quota,
+            Hindrance::Turn => turn,
+        };
+        late.inc_by(misfired.into());
+        if overlapped + misfired + excluded > 0 {
             let mut recent = self.recent.lock();
             recent.left_out += u64::from(overlapped) + u64::from(misfired);
             recent.excluded += u64::from(excluded);

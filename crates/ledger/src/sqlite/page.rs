@@ -475,7 +475,7 @@ impl Store {
     }
 
     fn write_ended(&mut self, fence: Fence, ended: &Ended) -> Result<()> {
-        let LeftOut { overlapped, misfired, excluded } = ended.left_out;
+        let LeftOut { overlapped, misfired, excluded, hindrance: _ } = ended.left_out;
         let values = params![
             fence.get(),
             ended.at.as_millis(),
