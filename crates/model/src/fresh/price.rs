@@ -9,8 +9,12 @@ use super::interval::{Objective, expected, interval, price_of};
 use super::learned::{Known, Learned, Prior, Seen};
 use crate::clock::Time;
 
-/// How strongly the price answers: the calls that chains want change by about the third root of the price, or by less.
-const GAIN: f64 = 1.5;
+/// How strongly the price answers to a small difference between what is wanted and what there is, and to a large one. The
+/// calls that chains want change by about the second to third root of the price. Workers have a price a minute after the
+/// minute that it was made of, so a stronger answer to small differences would make calls go up and down.
+const GAIN: (f64, f64) = (0.25, 1.2);
+/// From here on a difference is large (as a logarithm).
+const FAR: f64 = 0.5;
 /// The price moves by at most this factor (as a logarithm) at a time.
 const LARGEST_STEP: f64 = 1.5;
 /// So much of a budget that nothing else holds is meant to be used: what is wanted is known to some per cent only.
@@ -139,8 +143,9 @@ impl Price {
         if visits == 0 || !calls.is_finite() || !room.is_finite() || room <= 0.0 {
             return self;
         }
-        let trust = GAIN * (visits as f64 / ENOUGH).min(1.0);
-        let step = trust * (calls.max(1e-9) / room).ln();
+        let off = (calls.max(1e-9) / room).ln();
+        let gain = GAIN.0 + (GAIN.1 - GAIN.0) * (off.abs() / FAR).min(1.0);
+        let step = gain * (visits as f64 / ENOUGH).min(1.0) * off;
         Self { log: (self.log + step.clamp(-LARGEST_STEP, LARGEST_STEP)).clamp(-230.0, 230.0) }
     }
 }
