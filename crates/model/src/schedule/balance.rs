@@ -134,6 +134,9 @@ impl Balance {
         let place = |delay: Duration| (delay.saturating_sub(low).as_secs_f64() / width).clamp(0.0, 1.0);
         let mut given = self.0.lock();
         given.forget(now);
+        if high.saturating_sub(low) < MOMENT {
+            return given.diced(now, candidates, dice);
+        }
         let ahead = given.ahead(now, low, high);
         let held = |candidate: Duration| given.held(now + candidate);
         let share = ahead.map_or_else(
@@ -172,9 +175,7 @@ impl Balance {
             }
         }
         let Some(Best { candidate: mut chosen, .. }) = best else {
-            let chosen = candidates[dice.below(candidates.len())];
-            given.note(now + chosen);
-            return chosen;
+            return given.diced(now, candidates, dice);
         };
         if held(chosen) > share + FULL.0 + FULL.1 * share.sqrt() {
             let gap = (high.saturating_sub(low)) / candidates.len() as u32;
@@ -202,6 +203,13 @@ impl Balance {
 }
 
 impl Given {
+    /// One of the candidates, each with the same chance.
+    fn diced(&mut self, now: Time, candidates: &[Duration], dice: &Entropy) -> Duration {
+        let chosen = candidates[dice.below(candidates.len())];
+        self.note(now + chosen);
+        chosen
+    }
+
     fn note(&mut self, due: Time) {
         *self.moments.entry(moment(due)).or_default() += 1;
     }
