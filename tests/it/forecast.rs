@@ -355,23 +355,31 @@ async fn owners_share_what_is_left_to_their_priority() {
 #[tokio::test]
 async fn what_a_quota_or_a_turn_delays_for_too_long_is_counted_by_it() {
     let ground = Ground::embedded();
-    let config = |queue: &str, rest: &str| {
-        let kind = r#"
+    let config = |queue: &str, rest: &str, misfire: &str| {
+        let kind = format!(
+            r#"
             [kinds.sync]
             queue = "work"
             every = "1m"
             from = "nominal"
-            misfire = "skip"
-            misfire_window = "20s"
-            model = { chains = 40, duration = "5s", owners = { flood = 36, small = 4 } }
-        "#;
+            {misfire}
+            model = {{ chains = 40, duration = "5s", owners = {{ flood = 36, small = 4 }} }}
+        "#
+        );
         ground.config_file(&format!("[queues.work]\nfair = \"owner\"\nprefetch = 16\n{queue}\n{kind}\n{rest}"))
     };
     // 36 runs of 5 s each minute, one at a time; and 40 runs of 5 s each minute in two places.
     let of_a_quota = ("concurrency = 8", "[tenants.flood]\nmost = 1");
     let of_turns = ("concurrency = 2", "");
-    for ((queue, rest), reason, other) in [(of_a_quota, "quota", "turn"), (of_turns, "turn", "quota")] {
-        let report = simulate(&config(queue, rest), &["--for", "2h", "--json"]).await.json();
+    // Late runs do not start, or start late, and the occurrences that go by meanwhile do not run.
+    let (skip, coalesce) = ("misfire = \"skip\"\nmisfire_window = \"20s\"", "misfire = \"coalesce\"");
+    for ((queue, rest), misfire, reason, other) in [
+        (of_a_quota, skip, "quota", "turn"),
+        (of_turns, skip, "turn", "quota"),
+        (of_a_quota, coalesce, "quota", "turn"),
+        (of_turns, coalesce, "turn", "quota"),
+    ] {
+        let report = simulate(&config(queue, rest, misfire), &["--for", "2h", "--json"]).await.json();
         let sync = &report["kinds"]["sync"];
         let (skipped, misfired) = (format!("skipped: {reason}"), "skipped: misfire");
         let count = |reason: &str| sync["reasons"][reason].as_u64().unwrap_or(0);

@@ -43,6 +43,7 @@ impl Core {
         let (mut pause, mut again) = (FIRST_PAUSE, false);
         // A claim whose answer was lost is made again as what it was.
         let (mut asking, mut prepared) = (Asking::new(&self.suspects, request.hint.epoch), 0);
+        let mut waited = Waits::default();
         let may_be_stale = queue.throttle.is_some() && (delivery.redelivered || self.publishing.outage.leaves_stale());
         if may_be_stale && self.is_past(&request.hint).await {
             return self.claim_stale(queue, delivery, in_hand, (request, tenant)).await;
@@ -50,7 +51,9 @@ impl Core {
         loop {
             let waiting = trace.begin();
             let (kind, due) = (&request.hint.kind, Some(request.hint.due));
-            let permit = self.permit(queue, kind, due, tenant, (delivery, true)).await?;
+            let mut permit = self.permit(queue, kind, due, tenant, (delivery, true)).await?;
+            waited = permit.waits.and(waited);
+            permit.waits = waited;
             self.observing.life.reached(Point::Permitted).await;
             if self.catalog.kind(&request.hint.kind).is_some_and(|kind| kind.follows_the_wall()) {
                 tokio::select! {
@@ -142,7 +145,11 @@ impl Core {
         let claim = self.ledger.claim(ClaimRequest { session: term.session(), ..request }).await.ok()?;
         drop(turn);
         let permit = match &claim {
-            Claim::Granted(_) => self.permit(queue, &kind, Some(due), tenant, (delivery, true)).await?,
+            // What is waited for after the claim has not delayed it.
+            Claim::Granted(_) => {
+                let permit = self.permit(queue, &kind, Some(due), tenant, (delivery, true)).await?;
+                Permit { waits: Waits::default(), ..permit }
+            }
             _ => Permit { slot: None, blocked: None, waits: Waits::default(), _room: None, _seat: None },
         };
         Some(Answered { permit, claim, term, _kept: None })

@@ -29,7 +29,7 @@ pub(super) struct Permit {
     pub(super) slot: Option<Slot>,
     /// There is no slot, nor one soon: the job is postponed for this long.
     pub(super) blocked: Option<Duration>,
-    /// For what of the tenant's the job has waited.
+    /// How long the job has waited for its tenant's quota and turn.
     pub(super) waits: Waits,
     /// None for what does not start.
     pub(super) _room: Option<RunPlace>,
@@ -79,7 +79,7 @@ impl Core {
                     }
                     _ => None,
                 };
-                let turn = if queue.takes_turns() { since.elapsed().saturating_sub(quota) } else { Duration::ZERO };
+                let turn = if queue.fair.is_fair() { since.elapsed().saturating_sub(quota) } else { Duration::ZERO };
                 let waits = Waits { quota: if seat.is_some() { quota } else { Duration::ZERO }, turn };
                 let permit = Permit { slot, blocked, waits, _room: Some(room), _seat: seat };
                 return self.counts(delivery, tick).then_some(permit);

@@ -122,11 +122,6 @@ impl QueueRun {
         self.throttle.as_ref().is_some_and(|(throttle, _)| throttle.settings().fair.is_some())
     }
 
-    /// Whether a job may wait here for other tenants.
-    pub(super) fn takes_turns(&self) -> bool {
-        self.fair.is_fair() || self.shares_slots()
-    }
-
     /// Whether as many deliveries are here as the broker gives at once, so that more may wait there.
     pub(super) fn is_full(&self) -> bool {
         self.in_hand() >= usize::from(self.reach(self.flow()))

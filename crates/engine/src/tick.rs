@@ -76,7 +76,7 @@ struct ChainRun<'a> {
     wall_clock: Arc<WallClock>,
     /// The same at the end, since the wall clock may be set while the handler runs.
     wall_clock_at_end: OnceLock<Arc<WallClock>>,
-    /// For what of its tenant's the tick has waited.
+    /// How long the tick has waited for its tenant's quota and turn.
     waits: Waits,
     limit: Option<Limit>,
     /// Whether the handler was called.
@@ -233,13 +233,18 @@ impl Core {
         }
     }
 
-    /// For what of its tenant's a tick has waited. One in the backlog waited there, and in time for nothing else.
+    /// How long a tick has waited for its tenant's quota and turn. One from the backlog has waited there since it was due,
+    /// or since this worker began: by then there may have been no worker.
     fn waits(&self, queue: &QueueRun, envelope: &Envelope, tenant: &str, (permit, grant): (&Permit, &Grant)) -> Waits {
         let Waits { quota, turn } = permit.waits;
-        let behind = if envelope.from_backlog { grant.at.since(grant.due) } else { Duration::ZERO };
-        match self.shares.most(tenant, &queue.name) {
-            Some(_) => Waits { quota: quota.max(behind), turn },
-            None => Waits { quota, turn: turn.max(behind) },
+        let behind = match queue.fair.began() {
+            Some(began) if envelope.from_backlog => grant.at.since(grant.due.max(began)),
+            _ => return permit.waits,
+        };
+        if self.is_bound_by_quota(queue, tenant) {
+            Waits { quota: quota.max(behind), turn }
+        } else {
+            Waits { quota, turn: turn.max(behind) }
         }
     }
 
@@ -557,7 +562,7 @@ impl Source for ChainRun<'_> {
     }
 
     async fn end(&mut self, at: Time, mut decision: Decision, mut asked: Asked) {
-        decision.left_out.hindrance = self.waits.explain(self.grant.at.since(self.grant.nominal));
+        decision.left_out.hindrance = self.waits.explain(self.grant.at.since(self.grant.due));
         let Self { core, work: Work { queue, kind, envelope, id, trace }, chain, grant, lease, .. } = self;
         let keys = core.publishing.keys();
         let carry = carried(asked.carry.take(), &mut asked.failed);

@@ -9,19 +9,19 @@ use crate::reason::{Class, Reason};
 pub struct Waits {
     /// For other jobs of its tenant to end, because of the tenant's quota.
     pub quota: Duration,
-    /// For its tenant's turn, on a fair queue or throttle.
+    /// For its tenant's turn: for room on a fair queue, or for a slot of a fair throttle.
     pub turn: Duration,
 }
 
 /// Why an occurrence could not start in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hindrance {
-    /// Nothing could start the occurrence: no worker ran, say, or there was no room.
+    /// Nothing could start the occurrence: no worker ran, say, or there was no room on a queue that is not fair.
     #[default]
     Misfire,
     /// The tenant's quota.
     Quota,
-    /// Other tenants had their turn.
+    /// The tenant's turn had not come.
     Turn,
 }
 
@@ -30,8 +30,13 @@ impl Waits {
     pub fn explain(self, late: Duration) -> Hindrance {
         let (longer, hindrance) =
             if self.quota >= self.turn { (self.quota, Hindrance::Quota) } else { (self.turn, Hindrance::Turn) };
-        let explained = !late.is_zero() && self.quota.saturating_add(self.turn) >= late / 2;
-        if explained && !longer.is_zero() { hindrance } else { Hindrance::Misfire }
+        if !late.is_zero() && longer.saturating_mul(2) >= late { hindrance } else { Hindrance::Misfire }
+    }
+
+    /// This, and what was waited for before.
+    #[must_use]
+    pub fn and(self, before: Self) -> Self {
+        Self { quota: self.quota.saturating_add(before.quota), turn: self.turn.saturating_add(before.turn) }
     }
 }
 
@@ -43,7 +48,7 @@ impl Hindrance {
             Self::Quota => (Class::Quota, "its tenant's quota"),
             Self::Turn => (Class::Turn, "its tenant's turn"),
         };
-        Reason { class, text: format!("{}, and waited most of that time for {what}", reason.text), ..reason }
+        Reason { class, text: format!("{}, and the job waited most of that time for {what}", reason.text), ..reason }
     }
 }
 
@@ -60,7 +65,7 @@ mod tests {
             ("a quota, all the time", (60, 0), 60, Hindrance::Quota),
             ("a turn, half of the time", (0, 30), 60, Hindrance::Turn),
             ("a turn, less than half of the time", (0, 29), 60, Hindrance::Misfire),
-            ("both together half of the time", (20, 10), 60, Hindrance::Quota),
+            ("each less than half of the time", (20, 29), 60, Hindrance::Misfire),
             ("the turn for longer", (10, 40), 60, Hindrance::Turn),
             ("as long as can be said", (0, u64::MAX), 60, Hindrance::Turn),
         ];
@@ -76,7 +81,7 @@ mod tests {
         let told = Hindrance::Quota.of(late());
         assert_eq!(
             (told.class, told.text.as_str()),
-            (Class::Quota, "misfire: it was due 3m ago, and waited most of that time for its tenant's quota")
+            (Class::Quota, "misfire: it was due 3m ago, and the job waited most of that time for its tenant's quota")
         );
         assert_eq!(Hindrance::Turn.of(late()).class, Class::Turn);
         assert_eq!(Hindrance::Misfire.of(late()).class, Class::Misfire);

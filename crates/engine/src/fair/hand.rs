@@ -52,6 +52,14 @@ impl Hand {
         !self.behind.contains_key(tenant) && self.count(tenant) < own.of(share(hold, own.weight, own.weight + others))
     }
 
+    /// Whether it is the tenant's quota, and not its share, that leaves further jobs of the tenant to the backlog.
+    pub(super) fn is_bound_by_quota(&self, tenant: &str, hold: usize, quota: impl Fn(&str) -> Quota) -> bool {
+        let own = quota(tenant);
+        let others: u64 = self.of.keys().filter(|of| &***of != tenant).map(|of| quota(of).weight).sum();
+        let share = share(hold, own.weight, own.weight + others).max(LEAST);
+        own.of(share) < share
+    }
+
     /// A message of `tenant` was left to the backlog.
     pub(super) fn left(&mut self, tenant: &Arc<str>) {
         self.behind.insert(tenant.clone(), self.pass);
@@ -194,6 +202,19 @@ mod tests {
         let many: Vec<String> = (0..40).map(|n| format!("t{n:02}")).chain(["heavy".into()]).collect();
         let takes = hand(&[]).takes(&many, 8, heavy);
         assert_eq!(takes.len(), 8, "two of each until twice as much is in hand: {takes:?}");
+    }
+
+    #[test]
+    fn a_quota_leaves_jobs_to_the_backlog_where_it_is_less_than_the_share() {
+        let two = |_: &str| Quota { weight: 1, most: Some(2) };
+        for (label, of, quota, bound) in [
+            ("no quota", &[("a", 3)][..], &plain as &dyn Fn(&str) -> Quota, false),
+            ("a quota of two, of eight", &[("a", 3)], &two, true),
+            ("beside one other, of four", &[("a", 3), ("b", 1)], &two, true),
+            ("beside three others, of two", &[("a", 3), ("b", 1), ("c", 1), ("d", 1)], &two, false),
+        ] {
+            assert_eq!(hand(of).is_bound_by_quota("a", 8, quota), bound, "{label}");
+        }
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! What a worker has in hand of a lane of a queue, by tenant.
 
 use std::collections::{BTreeSet, HashSet};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use roundelay_broker::Settle;
+use roundelay_model::clock::Time;
 use roundelay_model::job::Job;
 use roundelay_model::pacing::fair::Tenant;
 use roundelay_model::pacing::key::KeyPath;
@@ -28,6 +29,8 @@ pub(crate) struct FairLane {
     /// There may be room for what waits there.
     pub(super) look: Notify,
     pub(super) taken: Arc<Mutex<TakenMessages>>,
+    /// When this worker began with the queue.
+    pub(super) began: OnceLock<Time>,
 }
 
 /// A message that was taken from the backlog: the session that took it, and its number.
@@ -82,12 +85,18 @@ impl FairLane {
             waits: AtomicBool::new(false),
             look: Notify::new(),
             taken: Arc::default(),
+            began: OnceLock::new(),
         })
     }
 
     /// A job of a tenant is in hand, and the hand has it already: see [`Self::hold_one`].
     pub(super) fn held(self: &Arc<Self>, tenant: Arc<str>) -> InHandOf {
         InHandOf { lane: self.clone(), tenant }
+    }
+
+    /// When this worker began with the queue, if it has.
+    pub(crate) fn began(&self) -> Option<Time> {
+        self.began.get().copied()
     }
 
     /// Whether tenants share the queue.

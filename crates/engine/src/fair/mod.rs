@@ -144,6 +144,12 @@ impl Core {
         opened.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
     }
 
+    /// Whether the tenant's quota leaves jobs of the tenant to the backlog.
+    pub(super) fn is_bound_by_quota(&self, queue: &QueueRun, tenant: &str) -> bool {
+        let hold = usize::from(queue.flow().prefetch);
+        queue.fair.hand.lock().is_bound_by_quota(tenant, hold, |tenant| self.quota(queue, tenant))
+    }
+
     fn quota(&self, queue: &QueueRun, tenant: &str) -> Quota {
         Quota { weight: self.shares.weight(tenant).into(), most: self.shares.most(tenant, &queue.name) }
     }
@@ -167,6 +173,7 @@ pub(super) async fn run(
     shutdown: CancellationToken,
 ) {
     let lane = queue.fair.clone();
+    lane.began.get_or_init(|| core.ledger.now());
     let work = async {
         let mut turn = Turn { after: None, returns: Instant::now() };
         loop {

@@ -211,7 +211,7 @@ impl KindFigures {
             Hindrance::Turn => turn,
         };
         late.inc_by(misfired.into());
-        if overlapped + misfired + excluded > 0 {
+        if [overlapped, misfired, excluded] != [0; 3] {
             let mut recent = self.recent.lock();
             recent.left_out += u64::from(overlapped) + u64::from(misfired);
             recent.excluded += u64::from(excluded);
