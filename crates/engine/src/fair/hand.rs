@@ -47,17 +47,21 @@ impl Hand {
     /// Whether a job of `tenant` that the broker has delivered is kept in hand. Not beside older ones in the backlog, or
     /// these would never have their turn.
     pub(super) fn keeps(&self, tenant: &str, hold: usize, quota: impl Fn(&str) -> Quota) -> bool {
-        let own = quota(tenant);
-        let others: u64 = self.of.keys().filter(|of| &***of != tenant).map(|of| quota(of).weight).sum();
-        !self.behind.contains_key(tenant) && self.count(tenant) < own.of(share(hold, own.weight, own.weight + others))
+        let (own, share) = self.share(tenant, hold, quota);
+        !self.behind.contains_key(tenant) && self.count(tenant) < own.of(share)
     }
 
     /// Whether it is the tenant's quota, and not its share, that leaves further jobs of the tenant to the backlog.
     pub(super) fn is_bound_by_quota(&self, tenant: &str, hold: usize, quota: impl Fn(&str) -> Quota) -> bool {
+        let (own, share) = self.share(tenant, hold, quota);
+        own.of(share) < share.max(LEAST)
+    }
+
+    /// What the tenant may have, and the tenant's share beside those that have jobs in hand.
+    fn share(&self, tenant: &str, hold: usize, quota: impl Fn(&str) -> Quota) -> (Quota, usize) {
         let own = quota(tenant);
         let others: u64 = self.of.keys().filter(|of| &***of != tenant).map(|of| quota(of).weight).sum();
-        let share = share(hold, own.weight, own.weight + others).max(LEAST);
-        own.of(share) < share
+        (own, share(hold, own.weight, own.weight + others))
     }
 
     /// A message of `tenant` was left to the backlog.
